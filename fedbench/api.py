@@ -6,12 +6,12 @@ Nothing is printed unless asked for (`progress="auto"`); warnings and the failur
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.run import Run
@@ -28,6 +28,8 @@ PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it
 def run(*overrides: str, **values: Any) -> Run:
     """Return the finished run of a configuration: made, gone on with, or read if it is there.
 
+    Whoever else is at the same run, another thread or process, is waited for.
+
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
         values: the same for keys that are Python names, `seed=0`, `save_models=True`.
@@ -36,13 +38,15 @@ def run(*overrides: str, **values: Any) -> Run:
         FedbenchError: whatever the command line would say in one line.
     """
     from fedbench.config.compose import compose, tell_of_doubles
+    from fedbench.core.files import wait_while_in_use
     from fedbench.runs.config import resolve
     from fedbench.runs.execution import execute
 
     with _told(overrides):
         given = [*overrides, *_texts(values)]
         tell_of_doubles(given)
-        return execute(resolve(compose([*_texts(QUIET), *given])))
+        chosen = resolve(compose([*_texts(QUIET), *given]))
+        return wait_while_in_use(lambda: execute(chosen))
 
 
 def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
@@ -56,6 +60,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
         FedbenchError: no run has a result; the reason of the first.
     """
     from fedbench.cli.program import outcomes_of
+    from fedbench.sweeps.jobs import hushed
     from fedbench.sweeps.session import swept, tidy
 
     arguments = ["-m", *overrides]
@@ -64,7 +69,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     with _told(overrides), contextlib.ExitStack() as quiet:
         if not any(text.startswith("progress=") for text in arguments):
             arguments += _texts(QUIET)
-            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            quiet.enter_context(hushed())
         outcomes = outcomes_of(arguments)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if not finished:
@@ -130,20 +135,14 @@ def _text(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told(overrides: tuple[str, ...]) -> Iterator[None]:
-    """Raise what the command line would say in one line as such, and leave the caller's torch as it was."""
-    import torch
-
+    """Raise what the command line would say in one line as such, and keep out of the caller's torch."""
     from fedbench.config import messages
 
     if other := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{other[0]!r} is no override: give a text, 'seed=0', or a dictionary as run(**values)")
-    threads, precise = torch.get_num_threads(), {}
-    parts: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    for part in parts:
-        with contextlib.suppress(RuntimeError):  # what was set by torch's newer names is not told by this one
-            precise[part] = part.allow_tf32
     try:
-        yield
+        with _own_torch():
+            yield
     except FedbenchError:
         raise
     except Exception as error:
@@ -151,7 +150,46 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
         if line is None:
             raise
         raise FedbenchError(line) from error
+
+
+class _Noted:
+    """What torch has one of in a process, as it was before the first of the blocks of `_own_torch` that are open."""
+
+    lock = threading.Lock()
+    blocks = 0
+    threads = 0
+    dtype: ClassVar[Any] = None  # of a tensor that is made without one
+    precise: ClassVar[dict[Any, bool]] = {}  # part of torch -> whether it may use TensorFloat-32
+
+
+@contextlib.contextmanager
+def _own_torch() -> Iterator[None]:
+    """Leave the caller's modes of torch for the time of the block, and its settings afterwards as they were."""
+    import torch
+
+    with _Noted.lock:
+        if not _Noted.blocks:
+            _Noted.threads, _Noted.dtype = torch.get_num_threads(), torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+            _Noted.precise.clear()
+            for part in (torch.backends.cuda.matmul, torch.backends.cudnn):
+                with contextlib.suppress(RuntimeError):  # what was set by torch's newer names is not told by this one
+                    _Noted.precise[part] = part.allow_tf32
+        _Noted.blocks += 1
+    try:
+        with contextlib.ExitStack() as left:
+            left.enter_context(torch.inference_mode(mode=False))
+            if torch.get_default_device().type != "cpu":
+                left.enter_context(torch.device("cpu"))
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    left.enter_context(torch.autocast(kind, enabled=False))
+            yield
     finally:
-        torch.set_num_threads(threads)
-        for part, allowed in precise.items():
-            part.allow_tf32 = allowed
+        with _Noted.lock:
+            _Noted.blocks -= 1
+            torch.set_num_threads(_Noted.threads)  # a thread's own too
+            if not _Noted.blocks:
+                torch.set_default_dtype(_Noted.dtype)
+                for part, allowed in _Noted.precise.items():
+                    part.allow_tf32 = allowed

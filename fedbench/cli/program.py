@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import groups
-from fedbench.config.compose import refuse_mixed, tell_of_doubles
+from fedbench.config.compose import ONE_HYDRA, refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
 from fedbench.core.errors import unknown
 from fedbench.core.signals import Stopped, handled
@@ -117,7 +117,7 @@ def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
     sources.register()
     tell_of_doubles(arguments)
     arguments = sorted(arguments, key=lambda text: text not in SWEEPING)  # after an override argparse knows none
-    with _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
+    with ONE_HYDRA, _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
         hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     return outcomes
 

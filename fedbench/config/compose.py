@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -143,17 +144,21 @@ def _composed(_state: object, *choices: str) -> DictConfig:
     return _by_hydra(choices)
 
 
+ONE_HYDRA = threading.RLock()  # for what uses Hydra, whose state is the process's; threads wait for one another
+
+
 def _by_hydra(overrides: Sequence[str]) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    running = GlobalHydra.instance().hydra  # of the job that this is called in
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(groups.conf_dir()), job_name="fedbench", version_base="1.3"):
-            return hydra.compose(groups.CONFIG_NAME, list(overrides))
-    finally:
-        GlobalHydra.instance().hydra = running
+    with ONE_HYDRA:
+        running = GlobalHydra.instance().hydra  # of the job that this is called in
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(groups.conf_dir()), job_name="fedbench", version_base="1.3"):
+                return hydra.compose(groups.CONFIG_NAME, list(overrides))
+        finally:
+            GlobalHydra.instance().hydra = running
 
 
 def label(group: str, config: Mapping[str, Any], component: object = None) -> str:

@@ -20,7 +20,9 @@ import platform
 import re
 import secrets
 import stat
+import threading
 import time
+import weakref
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -230,6 +232,9 @@ PATIENCE = 0.2  # seconds between attempts to hold a folder
 TRIES = 100  # at a folder that other processes remove, as a run does with empty ones above its own
 
 
+_held: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()  # by this process: the latest
+
+
 class FolderLock:
     """An exclusive lock on the file `.lock` in `folder`, in which its holder's name stands.
 
@@ -241,17 +246,23 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / ".lock"
+        self._thread = 0  # that holds it
         self._lock: Any = FileLock(self._path, thread_local=False, on_acquired=functools.partial(_sign, self._path))
 
     def acquire(self, tries: int = TRIES) -> None:
         """Create the folder and take the lock.
 
         Raises:
-            FolderInUse: another process holds it.
-            FedbenchError: another part of this process does, or the lock's file cannot be written.
+            FolderInUse: another process or thread holds it.
+            FedbenchError: another part of this thread does, or the lock's file cannot be written.
         """
         if self._lock.is_locked:
             return
+        self._take(tries)
+        self._thread = threading.get_ident()
+        _held[self._folder.resolve()] = self
+
+    def _take(self, tries: int) -> None:
         try:
             make_folder(self._folder)
             with contextlib.suppress(*([Timeout] if self._by_presence else [])):
@@ -260,7 +271,9 @@ class FolderLock:
             self._lock.acquire(blocking=False)  # the first attempt may have removed what a dead process left
         except Timeout as error:
             holder = self._holder()
-            kind = FedbenchError if holder == _me() else FolderInUse
+            own = _held.get(self._folder.resolve())
+            waits_for_itself = own is not None and holder == _me() and own._thread == threading.get_ident()
+            kind = FedbenchError if waits_for_itself else FolderInUse
             stuck = f"; its disk has no locks: if nothing runs there, remove {self._path}" if self._by_presence else ""
             raise kind(
                 f"run folder {self._folder} is in use by {holder}; wait for it, stop it, or choose another runs_dir"
@@ -268,7 +281,7 @@ class FolderLock:
             ) from error
         except OSError as error:
             if error.errno == errno.ENOENT and tries > 1:
-                self.acquire(tries - 1)
+                self._take(tries - 1)
                 return
             if error.errno not in NO_LOCKS or self._by_presence:
                 link = "it is a symbolic link; remove it" if self._path.is_symlink() else error.strerror
@@ -277,7 +290,7 @@ class FolderLock:
             self._path = self._folder / ".held"
             self._lock = SoftFileLock(self._path, thread_local=False)
             _tell_of_no_locks()
-            self.acquire()
+            self._take(tries)
 
     @property
     def _by_presence(self) -> bool:
@@ -286,6 +299,7 @@ class FolderLock:
     def release(self) -> None:
         """Let go. Removes the lock's file; the folder stays."""
         if self._lock.is_locked:
+            self._thread = 0
             if not self._by_presence:
                 with contextlib.suppress(OSError):  # some systems keep open files
                     self._path.unlink()  # before the lock is gone: nobody else may be using it

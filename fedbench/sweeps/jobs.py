@@ -25,6 +25,7 @@ from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
     from fedbench.runs.config import RunConfig
+    from fedbench.runs.progress import Output
     from fedbench.runs.run import Run
 
 
@@ -106,6 +107,25 @@ def tell(failure: str) -> None:
     print(failure, file=sys.stderr)
 
 
+_hushed: ContextVar[bool] = ContextVar("_hushed", default=False)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Have `say` print nothing in this thread."""
+    token = _hushed.set(True)
+    try:
+        yield
+    finally:
+        _hushed.reset(token)
+
+
+def say(*what: object, console: Output | None = None) -> None:
+    """Print what a sweep tells besides failures, unless `hushed`: standard output is that of other threads too."""
+    if not _hushed.get():
+        (print if console is None else console.print)(*what)
+
+
 def perform(config: DictConfig) -> JobOutcome:
     """Run one job as Hydra's task function, and never raise an Exception.
 
@@ -169,11 +189,9 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 
 def _execute(run: RunConfig) -> Run:
-    """Return the run's result; in a sweep say which job it is, and wait for another process that is at the same run."""
+    """Return the run's result; in a sweep say which job it is, and wait for whoever is at the same run."""
     from fedbench.runs import execution
 
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        return execution.execute(run)
     count, begin = _count.get(), time.monotonic()
     if count is not None and run.settings.progress != "none":
         print(count.line(HydraConfig.get().job.num), flush=True)

@@ -20,7 +20,7 @@ from fedbench.core.files import make_folder, replacing, setting_name, write_text
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
-from fedbench.sweeps.jobs import JobOutcome, launch
+from fedbench.sweeps.jobs import JobOutcome, launch, say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,14 +94,14 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
     if finished and len(outcomes) > 1:
         _compare(outcomes)
     if said := remark(part for outcome in finished for part in outcome.code_changed):
-        print(said)
+        say(said)
     if finished and (finished[0].plain.get("sweep") or {}).get("name"):
-        print(f"table and figure: {write_table(outcomes)}")
+        say(f"table and figure: {write_table(outcomes)}")
     if earlier := sum(outcome.earlier for outcome in finished):
-        print(f"{earlier} of {len(outcomes)} runs were there already; force=true repeats them")
+        say(f"{earlier} of {len(outcomes)} runs were there already; force=true repeats them")
     if lost := [outcome for outcome in outcomes if outcome.row is None]:
         again = "" if all(each.code == messages.REFUSED for each in lost) else ", and the same command tries it again"
-        print(f"{len(lost)} of {len(outcomes)} runs failed; what failed is said above{again}")
+        say(f"{len(lost)} of {len(outcomes)} runs failed; what failed is said above{again}")
 
 
 def outcome_of(job: JobReturn) -> JobOutcome:
@@ -138,9 +138,9 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
         for outcome, variant in named
         if outcome.row is not None
     ]
-    # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
+    # In a notebook rich would show it beside standard output.
     console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
-    console.print(comparison_table(rows, console.width))
+    say(comparison_table(rows, console.width), console=console)
 
 
 def _choices(outcomes: Sequence[JobOutcome]) -> list[str]:
@@ -249,7 +249,7 @@ def write_runs(folder: Path, runs: pd.DataFrame) -> None:
         places = (folder.with_name(f"{folder.name}-before-{n}") for n in itertools.count(1))
         free = next(path for path in places if not path.exists())
         folder.rename(free)
-        print(f"{folder} held another sweep; it is in {free} now")
+        say(f"{folder} held another sweep; it is in {free} now")
     make_folder(folder)
     write_text(file, runs.to_csv(index=False))
 

@@ -16,7 +16,7 @@ from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.files import write_text
 from fedbench.runs.progress import Output, decimals
 from fedbench.sweeps import jobs, session
-from fedbench.sweeps.jobs import JobOutcome
+from fedbench.sweeps.jobs import JobOutcome, say
 from fedbench.sweeps.session import SEEDS
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
         shown.add_column(heading, justify="right")
     for trial in ranked[:5]:
         shown.add_row(str(trial.number), *(str(trial.values[key]) for key in params), decimals(trial.score))
-    Output(width=None).print(shown)
+    say(shown, console=Output(width=None))
     best = ranked[0]
-    print("best:", best.overrides(params))
-    print(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")
+    say("best:", best.overrides(params))
+    say(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")
     if (best.outcomes[0].plain.get("sweep") or {}).get("name"):
-        print(f"trials and figure: {_write(trials, best, params)}")
+        say(f"trials and figure: {_write(trials, best, params)}")
     return dict(best.values)
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,8 @@ class TestLock:
             with pytest.raises(FedbenchError, match="in use") as error:
                 RunFolder(tmp_path, KEY, LABELS).__enter__()
             assert not isinstance(error.value, FolderInUse), "waiting for oneself would never end"
+            with ThreadPoolExecutor() as pool, pytest.raises(FolderInUse, match="in use"):  # another thread may wait
+                pool.submit(RunFolder(tmp_path, KEY, LABELS).__enter__).result()
             with RunFolder(tmp_path, "another key", LABELS):
                 pass
         with RunFolder(tmp_path, KEY, LABELS):
