@@ -37,7 +37,7 @@ $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (PyTorch is large: this takes minutes, and 7 GB with CUDA; CPU=1 leaves CUDA out)"
 	$(PYTHON) -m venv $(VENV)
 # From that index alone, so that a release which it lacks is an error and not CUDA; the next line keeps what is there.
-	$(if $(CPU),$(PIP) --index-url https://download.pytorch.org/whl/cpu 'torch>=2.11' torchvision)
+	$(if $(CPU),$(PIP) --index-url https://download.pytorch.org/whl/cpu 'torch>=2.5' torchvision)
 	$(PIP) $(PIP_OPTIONS) --editable '.[dev]'
 	@touch $@
 

@@ -1,26 +1,31 @@
-"""Rewrite the generated parts of README.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
+"""Rewrite the generated parts of *.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
 KIND is one that `python -m fedbench list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
 `filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper;
-`readings` and `settings`, docs/readings.csv and docs/settings.csv.
+`readings` and `settings`, docs/readings.csv and docs/settings.csv; `keys` and `code`, the changelog's part on results.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.render import markdown
 
 from fedbench.cli.list import KINDS, listing
+from fedbench.config import groups
+from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core.markdown import markdown as markdown_table
 from fedbench.papers import store, text
 from fedbench.papers.store import TableResult
+from fedbench.runs.fingerprint import SAME_NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 VENUES = {
@@ -140,12 +145,53 @@ def cell(row: Mapping[str, str], column: str, source: str) -> str:
     return words
 
 
+def keys() -> str:
+    """Return the options that came after results were recorded, each with the value that leaves a key as it was."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in groups.REGISTRIES:
+        registry = groups.registry(group)
+        for cls in dict.fromkeys(registry.get(name) for name in registry):
+            for option, value in added_fields(cls, group):
+                found.setdefault((option, value), []).append(cls.__name__)
+    for option, value in added_fields(ProtocolConfig, "protocol"):
+        found[option, value] = ["every run"]
+    lines = [(f"`{option}={value}`", ", ".join(sorted(of))) for (option, value), of in sorted(found.items())]
+    return markdown_table([("option and value", "of"), *lines])
+
+
+def added_fields(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield (option, value) of each field that is declared `added`, also of the dataclasses inside."""
+    for each in dataclasses.fields(cls):
+        option, inner = f"{prefix}.{each.name}", each.default_factory
+        if each.metadata.get(ADDED):
+            value = dataclasses.asdict(each.default) if dataclasses.is_dataclass(each.default) else each.default
+            yield option, json.dumps(value).replace('"', "")
+        elif dataclasses.is_dataclass(inner):
+            yield from added_fields(inner, option)
+
+
+def code() -> str:
+    """Return what changed in code that decides numbers without changing any, the latest change first."""
+    changes: dict[str, Counter[str]] = {}
+    with SAME_NUMBERS.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            what = re.sub(r"; (\d+|all) runs equal those of .*$", "", line["reason"])
+            changes.setdefault(what, Counter())[line["part"]] += 1
+    lines = [
+        (what, ", ".join(f"{part} × {count}" for part, count in sorted(counts.items())))
+        for what, counts in reversed(changes.items())
+    ]
+    return markdown_table([("change", "hashes that changed"), *lines])
+
+
 MADE = {
     **{kind: partial(listed, kind) for kind in KINDS},
     "speed": speed,
     "filled": tables,
     "commands": commands,
     "papers": papers,
+    "keys": keys,
+    "code": code,
     "readings": partial(sections, "readings.csv", "paper", READINGS),
     "settings": partial(sections, "settings.csv", "source", SETTINGS),
 }
@@ -162,7 +208,7 @@ def updated(before: str) -> str:
 
 def files() -> list[Path]:
     """Return the documents that may hold generated parts."""
-    return [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]
 
 
 def main() -> int:

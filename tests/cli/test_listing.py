@@ -215,3 +215,22 @@ def test_the_commands_are_those_that_fill_the_tables() -> None:
     for each in commands:
         name, *words = each.removeprefix("make reproduce-").split()
         assert select([f"table={name.replace('-', '_')}", *words])[0].table in groups.names("table")
+
+
+def test_the_changelog_lists_added_options_and_changes_of_code_that_changed_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = script()
+    keys = documents.keys().splitlines()
+    assert "| `method.restart=false` | PFedMe |" in keys
+    assert "| `protocol.optimizer.state=fresh` | every run |" in keys, "of a dataclass inside"
+    assert not [line for line in keys if "method.lam=" in line], "which every recorded key holds"
+    lines = [
+        "part,old,new,reason",
+        "method,1,2,a; 3 runs equal those of abc to the bit (scripts/same_numbers.py)",
+        "method,3,4,a; 9 runs equal those of abc to the bit (scripts/same_numbers.py)",
+        "engine,5,6,b",
+    ]
+    (tmp_path / "same.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(documents, "SAME_NUMBERS", tmp_path / "same.csv")
+    assert documents.code().splitlines()[2:] == ["| b | engine × 1 |", "| a | method × 2 |"]
