@@ -301,6 +301,16 @@ def _say(line: str) -> None:
     log.warning("%s", line)
 
 
+def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
+    """(16 hex digits over images and labels, in whatever order within a split; how many of them are copies)."""
+    train = int(arrays["num_train"][0])
+    samples = [
+        hashlib.sha256(image.tobytes() + bytes((int(label), i < train))).digest()
+        for i, (image, label) in enumerate(zip(arrays["x"], arrays["y"], strict=True))
+    ]
+    return hashlib.sha256(b"".join(sorted(samples))).hexdigest()[:16], len(samples) - len({*samples})
+
+
 @dataclass(frozen=True)
 class FileSource(DataSource):
     """A data set in files. Subclasses say which files make it up, how to fetch and how to parse them."""
@@ -311,6 +321,7 @@ class FileSource(DataSource):
     parts: ClassVar[tuple[Part, ...]] = ()  # what is downloaded
     published: ClassVar[tuple[int, int]] = (0, 0)  # (training, test) samples of the whole data set
     label_count: ClassVar[int] = 10
+    content: ClassVar[str] = ""  # of the whole data set, as `content_of` has it; "" where it is not known
 
     root: str | None = None  # folder that holds the files, or that they are downloaded to
     download: bool = False  # fetch the files if they are nowhere; no network is reached otherwise
@@ -401,6 +412,14 @@ class FileSource(DataSource):
         arrays = self.parse(files, report)
         train = int(arrays["num_train"][0])
         self.check(files[0].parent, train, len(arrays["y"]) - train)
+        if self.content and not self.partial:
+            found, copies = content_of(arrays)
+            if found != self.content:
+                often = f"; {copies:,} samples are there more than once" if copies else ""
+                raise DataCorrupt(
+                    f"{files[0].parent} holds other images or labels than {self.name} as published{often}; fetch it "
+                    "again, or read data of your own by dataset=images or dataset=npz"
+                )
         return arrays
 
     def check(self, where: Path, train: int, test: int) -> None:

@@ -139,6 +139,15 @@ def test_leaks_and_faults_are_refused(tmp_path, arrays, reason):
         make_partition(file(path), data(), Protocol(), 0)
 
 
+def test_the_data_set_may_be_named_with_its_fingerprint_or_without(tmp_path):
+    toy = data()
+    splits = [
+        make_partition(file(write(tmp_path / f"{i}.npz", train_0=[1], test_0=[3], dataset=name)), toy, Protocol(), 0)
+        for i, name in enumerate((toy.name, f"{toy.name}-{toy.fingerprint}"))
+    ]
+    assert splits[0].hash == splits[1].hash
+
+
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [

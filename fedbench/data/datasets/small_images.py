@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,42 @@ from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 from fedbench.data.files import FileSource, Part, data_dir
 from fedbench.data.formats import MNIST_STEMS, idx_files, images_in, lines_of, read_batch, read_images, read_pair
+
+log = logging.getLogger("fedbench")
+
+# A data set whose images are files in class folders, as many conversions of MNIST and CIFAR have it.
+
+
+def class_folders(root: str | None, folder: Path, classes: int) -> list[Path] | None:
+    """The folders train/CLASS and test/CLASS of a `root` that was given; None unless `classes` of each are there.
+
+    Labels go by the order of the classes' names, as in the published files, or of their numbers.
+    """
+    found: list[Path] = []
+    for split in ("train", "test"):
+        place = folder / split
+        inside = [each for each in place.iterdir() if each.is_dir()] if root and place.is_dir() else []
+        if len(inside) != classes:
+            return None
+        found += sorted(inside, key=lambda each: (int(each.name) if each.name.isdecimal() else -1, each.name))
+    return found
+
+
+def read_class_folders(
+    name: str, folders: list[Path], size: int, channels: int, report: Report
+) -> dict[str, NDArray[Any]]:
+    """Images, labels and the number of training samples, class by class; says that they are read so."""
+    log.warning(
+        "%s is read from class folders in %s: samples lie in the order of their names, so that draws by the authors' "
+        "programs are other clients than on the published files",
+        name,
+        folders[0].parents[1],
+    )
+    classes, paths = len(folders) // 2, [images_in(folder) for folder in folders]
+    y = np.repeat(np.arange(len(folders)) % classes, [*map(len, paths)])
+    x = read_images([path for each in paths for path in each], size, report=report)[:, :channels]
+    return {"x": np.ascontiguousarray(x), "y": y, "num_train": np.array([sum(map(len, paths[:classes]))])}
+
 
 # Digits: 1,797 handwritten digits of 8 x 8 (Alpaydin & Kaynak 1998), shipped inside scikit-learn.
 #
@@ -98,6 +135,7 @@ class Mnist(FileSource):
     name: ClassVar[str] = "mnist"
     folders: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw")
     published: ClassVar[tuple[int, int]] = (60_000, 10_000)
+    content: ClassVar[str] = "2fbf5c1f8aedd616"
     parts: ClassVar[tuple[Part, ...]] = _mnist_parts(
         "MNIST/raw",
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
@@ -114,11 +152,13 @@ class Mnist(FileSource):
     std: tuple[float, ...] = positive((0.3081,))
 
     def files(self, folder: Path) -> list[Path] | None:
-        """The four idx files."""
-        return idx_files(folder, MNIST_STEMS)
+        """The four idx files, or class folders."""
+        return idx_files(folder, MNIST_STEMS) or class_folders(self.root, folder, self.label_count)
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images, labels and the number of training samples."""
+        if files[0].is_dir():
+            return read_class_folders(self.name, files, 28, 1, report)
         train_x, train_y = read_pair(files[0], files[1], size=28, classes=10)
         test_x, test_y = read_pair(files[2], files[3], size=28, classes=10)
         for name, labels in FIRST_LABELS.items():
@@ -136,6 +176,7 @@ class FashionMnist(Mnist):
     folders: ClassVar[tuple[str, ...]] = ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
     system: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
     package: ClassVar[str] = "apt install dataset-fashion-mnist"
+    content: ClassVar[str] = "dafbf179494126ea"
     parts: ClassVar[tuple[Part, ...]] = _mnist_parts(
         "FashionMNIST/raw",
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
@@ -214,6 +255,7 @@ class Cifar10(FileSource):
     name: ClassVar[str] = "cifar10"
     folders: ClassVar[tuple[str, ...]] = ("cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py")
     published: ClassVar[tuple[int, int]] = (50_000, 10_000)
+    content: ClassVar[str] = "6430530308218640"
     parts: ClassVar[tuple[Part, ...]] = (
         _cifar_part("cifar-10-python.tar.gz", "cifar-10-batches-py", "c58f30108f718f92721af3b95e74349a"),
     )
@@ -223,12 +265,15 @@ class Cifar10(FileSource):
     std: tuple[float, ...] = positive((0.2470, 0.2435, 0.2616))
 
     def files(self, folder: Path) -> list[Path] | None:
-        """Five training batches and the test batch."""
+        """Five training batches and the test batch, or class folders."""
         paths = [folder / name for name in CIFAR_BATCHES]
-        return paths if all(path.is_file() for path in paths) else None
+        published = all(path.is_file() for path in paths)
+        return paths if published else class_folders(self.root, folder, self.label_count)
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images, labels and the number of training samples."""
+        if files[0].is_dir():
+            return read_class_folders(self.name, files, 32, 3, report)
         batches = [read_batch(file, {"labels": 10}) for file in files]
         x = np.concatenate([images for images, _ in batches])
         y = np.concatenate([labels["labels"] for _, labels in batches])
@@ -256,12 +301,15 @@ class Cifar100(FileSource):
         return super().label if self.labels == "fine" else f"{super().label}-{self.labels}"
 
     def files(self, folder: Path) -> list[Path] | None:
-        """The training and the test batch; beside a `meta` file, since their names are everybody's."""
+        """Class folders, or the training and test batch; beside a `meta` file, since their names are everybody's."""
         paths = [folder / name for name in ("train", "test", "meta")]
-        return paths if all(path.is_file() for path in paths) else None
+        published = all(path.is_file() for path in paths)
+        return paths if published else class_folders(self.root, folder, CIFAR100_LABELS["fine"])
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images, both kinds of labels and the number of training samples."""
+        if files[0].is_dir():
+            return read_class_folders(self.name, files, 32, 3, report)
         keys = {f"{kind}_labels": classes for kind, classes in CIFAR100_LABELS.items()}
         (train_x, train_y), (test_x, test_y) = (read_batch(file, keys) for file in files[:2])
         fine, coarse = (np.concatenate([train_y[key], test_y[key]]) for key in keys)
@@ -269,6 +317,8 @@ class Cifar100(FileSource):
         return {"x": x, "y": fine, "coarse": coarse, "num_train": np.array([len(train_x)])}
 
     def dataset(self, arrays: Arrays) -> Dataset:
+        if self.labels == "coarse" and "coarse" not in arrays:
+            raise DataMissing(f"class folders of {self.name} do not tell its coarse labels; give the published files")
         y = arrays["y" if self.labels == "fine" else "coarse"]
         count = int(arrays["num_train"][0])
         return Dataset(self.name, arrays["x"], y, count, CIFAR100_LABELS[self.labels], self.mean, self.std)

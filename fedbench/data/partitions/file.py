@@ -2,8 +2,8 @@
 
 The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for clients 0, 1, ... of indices into the train
 split followed by the test split (of many clients also `train` end to end, with `train_sizes`, the samples of each; and
-so on). Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
-(`dataset`, to refuse a split of other data; `rotation`, `corners` and `label_map`, which are applied again; `label`,
+so on). Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz` (`dataset`, NAME-FINGERPRINT or
+the name alone, to refuse a split of other data; `rotation`, `corners`, `label_map`, which are applied again; `label`,
 `seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples; a run
 that had none writes them all empty, which counts as without.
 A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
@@ -55,8 +55,11 @@ class FileSplit(PartitionSpec):
             raise ConfigError("partition=file needs partition.path=FILE.npz")
         arrays = read_arrays(self._file())
         made_for = str(arrays.get("dataset", pool.origin))
-        if made_for != pool.origin:
-            raise ConfigError(f"{self.path} divides {made_for}, this data set is {pool.origin}; take that one, whole")
+        if made_for not in (pool.origin, pool.origin.rpartition("-")[0]):
+            raise ConfigError(
+                f"{self.path} divides {made_for}, this data set is {pool.origin} (its name and a hash of its samples); "
+                "take that one, whole, or give the array 'dataset' the name alone"
+            )
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
         test = sets["test"]
         clients = len(sets["train"] or ())
