@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench figures gpu-check leaderboard leaderboard-mini reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-check leaderboard leaderboard-mini reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report site wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -118,6 +118,9 @@ tables: $(INSTALLED) ## draw every table and figure under results/ again from it
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench report results
+
+site: $(INSTALLED) ## build/site: docs, reference, a page for each method and all results, searchable without a network
+	$(BIN)/python scripts/make_site.py
 
 bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
 	$(BIN)/python scripts/bench.py --out results/bench

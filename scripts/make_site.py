@@ -1,0 +1,443 @@
+"""Build documentation, API reference, a page for each method, result pages and the result page as one static site.
+
+    python scripts/make_site.py [OUT]          # default: build/site
+
+The pages of this repository keep their places, so that links between them hold. A link to a file that is no page of the
+site becomes text. Sphinx writes the site; it and its search work without a network, from a folder too.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import dataclasses
+import inspect
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedbench.cli.list import listing
+from fedbench.config import groups
+from fedbench.config.fields import DOMAIN
+from fedbench.core.markdown import markdown
+from fedbench.core.version import __version__
+from fedbench.papers import report, standings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "results/*.md",
+    "results/leaderboard/*/*.md",
+    "results/tables/**/*.md",
+)
+WRAPPED = 85  # characters: a line of a docstring that is as long goes on in the next
+INTERFACES = {  # heading -> what is imported from where
+    "Running": {"fedbench": "run sweep load table Run"},
+    "A method": {
+        "fedbench.engine.method": "Method",
+        "fedbench.engine.contract": "Client Cohort Clock Stage Preparation",
+        "fedbench.core.batch": "Batch Population",
+    },
+    "A network": {"fedbench.models.task": "Task Model"},
+    "Data": {
+        "fedbench.data.dataset": "Dataset DataSource",
+        "fedbench.data.partition": "Partition",
+    },
+}
+SETTINGS = {
+    "project": "fedbench",
+    "version": __version__,
+    "copyright": "the fedbench contributors",
+    "html_title": f"fedbench {__version__}",
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
+    "html_theme": "furo",
+    "myst_heading_anchors": 4,
+    "autodoc_member_order": "bysource",
+    "autodoc_typehints": "signature",
+    "python_maximum_signature_line_length": 100,
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_show_sourcelink": False,
+    "html_use_index": False,
+    "suppress_warnings": ["misc.highlighting_failure"],
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the sources, then the site with the result page in it; return Sphinx's exit code."""
+    from sphinx.application import Sphinx
+
+    out = Path(arguments[0] if arguments else ROOT / "build" / "site").absolute()
+    source = out.with_name(f"{out.name}-source")
+    for folder in (out, source):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, text in {**documents(), **method_pages(), "api.md": reference()}.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text, encoding="utf-8")
+    for each in ROOT.glob("results/**/*.[sp][vn]g"):
+        target = source / each.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(each, target)
+    app = Sphinx(source, None, out, out.with_name(f"{out.name}-cache"), "html", SETTINGS, status=None)
+    app.build()
+    shutil.copytree(
+        ROOT / "results",
+        out / "results",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("*.md", "evidence", "sweeps"),
+    )
+    report.build(out / "results", out / "results" / "index.html")
+    return app.statuscode
+
+
+# The pages of the repository.
+
+
+def documents() -> dict[str, str]:
+    """Return the repository's pages by name, with links that lead to no page of the site as text."""
+    texts = {
+        file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+        for pattern in PAGES
+        for file in sorted(ROOT.glob(pattern))
+    }
+    found = {name: linked(name, text, texts) for name, text in texts.items()}
+    home = found.pop("README.md")
+    guides = re.findall(r"\]\((docs/[\w-]+\.md)", home)  # in the README's order, then those that it does not name
+    guides = [*dict.fromkeys([*guides, *(name for name in found if name.startswith("docs/"))])]
+    results = [name for name in found if re.fullmatch(r"results/(\w+|leaderboard/\w+/README)\.md", name)]
+    tables = {name for name in found if name.startswith("results/")} - {*results}
+    found |= {name: f"---\norphan: true\n---\n\n{found[name]}" for name in tables}  # reached from the pages of results
+    trees = {
+        "Guide": guides,
+        "Reference": ["methods/index.md", "api.md"],
+        "Results": results,
+        "Project": ["CHANGELOG.md", "CONTRIBUTING.md"],
+    }
+    shown = '<a href="results/index.html">All results as one page, with leaderboards</a> · [methods](methods/index.md)'
+    title, _, rest = home.partition("\n")
+    found["index.md"] = "\n".join([title, "", shown, rest, *(tree(name, each) for name, each in trees.items())])
+    return found
+
+
+def tree(caption: str, names: Sequence[str]) -> str:
+    """Return Sphinx's list of the pages of a part, which it shows beside every page."""
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["\n```{toctree}", *options, "", *names, "```\n"])
+
+
+def linked(name: str, text: str, pages: Iterable[str]) -> str:
+    """Return the text of the page `name` with each link to a file that is no page of the site as plain text."""
+
+    def kept(match: re.Match[str]) -> str:
+        target = match[2].partition("#")[0]
+        path = os.path.normpath(Path(name).parent / target)
+        inside = not target or ":" in target or path in pages or path.endswith((".svg", ".png"))
+        return match[0] if inside else match[1]
+
+    text = (
+        text.replace("](README.md", "](index.md")
+        if "/" not in name
+        else text.replace("](../README.md", "](../index.md")
+    )
+    return re.sub(r"(?<!!)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)", kept, text)
+
+
+# A page for each method.
+
+
+def method_pages() -> dict[str, str]:
+    """Return a page for each method, and one that lists them."""
+    rows = {row["method"].partition(",")[0]: row for row in listing("methods").rows}
+    grouped: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        grouped.setdefault(row["group"], []).append(name)
+    listed = [
+        f"## {group}\n\n" + "\n".join(f"- [{name}]({name}.md): {escaped(rows[name]['what it does'])}" for name in names)
+        for group, names in grouped.items()
+    ]
+    home = "\n\n".join(["# Methods", *listed, tree("", [f"{name}.md" for name in sorted(rows)])])
+    return {"methods/index.md": home, **{f"methods/{name}.md": method_page(name, row) for name, row in rows.items()}}
+
+
+def method_page(name: str, row: Mapping[str, str]) -> str:
+    """Return the page of a method; `row` is its line of `python -m fedbench list methods`."""
+    cls = groups.registry("method").get(name)
+    presets = row["method"].split(", ")
+    file = Path(inspect.getfile(cls))
+    titled = (inspect.getdoc(sys.modules[cls.__module__]) or "").partition(":")[0]
+    parts = [
+        f"# {name}",
+        escaped(row["what it does"]),
+        f"**Paper:** {escaped(row['paper'])} · **Group:** {row['group']} · **Source:** `{file.relative_to(ROOT)}`",
+        f"```\npython -m fedbench method={name}\n```",
+        "## Equations and deviations",
+        prose(inspect.getdoc(sys.modules[cls.__module__]) or ""),
+    ]
+    if file.parent.name != "methods":  # a method of several files
+        parts += [
+            f"### `{each.name}`\n\n{prose(ast.get_docstring(ast.parse(each.read_text(encoding='utf-8'))) or '')}"
+            for each in sorted(file.parent.glob("*.py"))
+            if each != file and each.name != "__init__.py"
+        ]
+    sent = ("kept by clients", "server → client", "client → server")
+    leaves = [(what, f"`{row[what]}`") for what in sent]
+    parts += [
+        "## What is kept and sent",
+        "`*` is the model; N clients, K classes, d features.",
+        markdown([("", "leaves"), *leaves]),
+    ]
+    parts += section("Options", options(name, cls, presets))
+    parts += section("Presets", [preset_line(each, name) for each in presets if each != name])
+    parts += section("Where text and code differ", readings(titled, name))
+    parts += section("Where each value comes from", sources(presets))
+    parts += section("Checks", checks(name, cls))
+    parts += section("On the leaderboards", boards(presets))
+    return "\n\n".join(parts) + "\n"
+
+
+def section(title: str, lines: Sequence[Any]) -> list[str]:
+    """Return a heading and what is below it: a table, or text; nothing where there is nothing."""
+    texts = [each for each in lines if isinstance(each, str)]
+    table = [each for each in lines if not isinstance(each, str)]
+    return [f"## {title}", *([markdown(table)] if table else []), *texts] if lines else []
+
+
+def escaped(text: str) -> str:
+    """Return text with what Markdown would read as markup escaped, but for code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<>\[\]#$~|])", r"\\\1", part) for part in parts)
+
+
+def prose(text: str) -> str:
+    """Return a docstring as Markdown: its lines end where they are short, and what is indented is code."""
+    lines = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("    "):
+            lines.append(f"```text\n{paragraph}\n```\n")
+            continue
+        for line in paragraph.splitlines():
+            start = "- " if line.startswith("- ") else ""
+            end = "" if len(line) >= WRAPPED else "\\"
+            lines.append(f"{start}{escaped(line.removeprefix('- '))}{end}")
+        lines[-1] = lines[-1].removesuffix("\\") + "\n"
+    return "\n".join(lines)
+
+
+def options(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
+    """Return the options of a method as a table: first those that a preset, a table or a leaderboard varies."""
+    varied = varied_options(name, presets)
+    lines = [*fields_of(cls, "method")]
+    chosen = [line for line in lines if line[0].removeprefix("method.") in varied]
+    rest = [line for line in lines if line not in chosen]
+    head = ("option", "default", "values", "meaning")
+    coded = [[f"`{option}`", f"`{default}`", domain, escaped(meaning)] for option, default, domain, meaning in chosen]
+    others = [[f"`{option}`", f"`{default}`", domain, escaped(meaning)] for option, default, domain, meaning in rest]
+    found: list[Any] = [head, *coded] if coded else []
+    if others:
+        folded = f"<details><summary>Options that no table, board or preset varies: {len(others)}</summary>"
+        found.append(f"{folded}\n\n{markdown([head, *others])}\n</details>")
+    return found
+
+
+def varied_options(name: str, presets: Sequence[str]) -> set[str]:
+    """Return the options that a leaderboard tunes, that a preset changes, or that a table, board or figure names."""
+    usual = groups.load("method", name)
+    found = set(usual.get("tune") or {}) - {"rate"}
+    for each in presets:
+        if each != name:
+            found |= {key for key in groups.different(groups.load("method", each), usual) if key in usual}
+    for line in declared():
+        for prefix, said in (("method", "method="), ("method.base", "method/base=")):
+            if re.search(rf"{said}({'|'.join(presets)})\b", line):
+                found |= set(re.findall(rf"\b{prefix}\.((?!base)[\w.]+)=", line))
+    return found
+
+
+@cache
+def declared() -> tuple[str, ...]:
+    """Return the lines of the tables, boards, figures and experiments that name a method."""
+    files = (
+        file for group in ("table", "leaderboard", "figure", "experiment") for file in ROOT.glob(f"conf/{group}/*.yaml")
+    )
+    return tuple(line for file in files for line in file.read_text(encoding="utf-8").splitlines() if "method" in line)
+
+
+def fields_of(cls: type, prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (option, default, domain, comment) of each field of a dataclass, and of those inside."""
+    said = comments(cls)
+    for each in dataclasses.fields(cls):
+        option, inner = f"{prefix}.{each.name}" if prefix else each.name, each.default_factory
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            yield from fields_of(inner, option)
+            continue
+        domain, default = each.metadata.get(DOMAIN), "" if each.default is dataclasses.MISSING else each.default
+        default = json.dumps(default, default=str).replace('"', "")
+        yield option, default, domain.short if domain else str(each.type).replace("|", "or"), said.get(each.name, "")
+
+
+@cache
+def comments(cls: type) -> Mapping[str, str]:
+    """Return the comment behind or above each field of a class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        said = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        (node,) = ast.parse(source).body
+        for each in getattr(node, "body", ()):
+            if isinstance(each, ast.AnnAssign):
+                above, behind = said.get(each.lineno - 1, ""), said.get(each.end_lineno or 0, "")
+                own = source.splitlines()[each.lineno - 2].lstrip().startswith("#")
+                found[ast.unparse(each.target)] = "; ".join(filter(None, [above if own else "", behind]))
+    return found
+
+
+def preset_line(name: str, usual: str) -> str:
+    """Return what a preset is and how it differs."""
+    changes = groups.parameters(groups.different(groups.load("method", name), groups.load("method", usual)))
+    return f"- `method={name}`: {escaped(groups.about('method', name))}" + (f" (`{changes}`)" if changes else "")
+
+
+def lines_of(file: str) -> list[dict[str, str]]:
+    """Return the lines of a CSV file of docs/."""
+    with (ROOT / "docs" / file).open(encoding="utf-8", newline="") as handle:
+        return [*csv.DictReader(handle)]
+
+
+def readings(titled: str, name: str) -> list[Any]:
+    """Return where the paper's text and its authors' code differ, and which is followed."""
+    names = {titled.casefold(), name}
+    found = [row for row in lines_of("readings.csv") if row["paper"].casefold() in names]
+    columns = ("about", "where", "the_text", "the_code", "default", "why")
+    head = ("about", "where", "the text", "the authors' code", "default", "why")
+    return [head, *([escaped(row[column]) for column in columns] for row in found)] if found else []
+
+
+def sources(presets: Sequence[str]) -> list[Any]:
+    """Return where the values of the presets come from."""
+    wanted = {f"method={name}" for name in presets}
+    found = [row for row in lines_of("settings.csv") if wanted & set(row["preset"].split(", "))]
+    lines = [
+        [
+            f"`{row['preset']}`",
+            f"`{row['settings']}`",
+            escaped(f"{row['source']}: {row['place']}"),
+            escaped(row["remark"]),
+        ]
+        for row in found
+    ]
+    return [("preset", "values", "from", ""), *lines] if lines else []
+
+
+def checks(name: str, cls: type) -> list[Any]:
+    """Return the laws that hold the method, and the tests that name its class."""
+    laws = [f"- At its limit it is another method: {said}" for said in limits() if said.startswith(f"`{cls.__name__}(")]
+    tests = [f"`{file}::{test}`" for file, test, names in tests_of_methods() if cls.__name__ in names]
+    listed = "- Tests that name it: " + ", ".join(tests) if tests else ""
+    return [
+        "\n".join(
+            filter(None, [f"- `python -m fedbench check-method {name}` runs the conformance suite.", *laws, listed])
+        )
+    ]
+
+
+@cache
+def limits() -> tuple[str, ...]:
+    """Return the laws of tests/methods/test_laws.py, as "`Ditto(lam=0.0)` is `Local()`"."""
+    module = ast.parse((ROOT / "tests/methods/test_laws.py").read_text(encoding="utf-8"))
+    (laws,) = (n.value for n in module.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "LAWS")
+    assert isinstance(laws, ast.List)
+    trios = [each.elts for each in laws.elts if isinstance(each, ast.Tuple)]
+    return tuple(f"`{ast.unparse(limit)}` is `{ast.unparse(other)}`" for limit, _, other in trios)
+
+
+@cache
+def tests_of_methods() -> tuple[tuple[str, str, frozenset[str]], ...]:
+    """Return (file, test, names in it) of each test below tests/methods."""
+    return tuple(
+        (
+            file.relative_to(ROOT).as_posix(),
+            node.name,
+            frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name)),
+        )
+        for file in sorted(ROOT.glob("tests/methods/test_*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+@cache
+def recorded() -> tuple[standings.Standings, ...]:
+    """Return the leaderboards that are recorded."""
+    return tuple(standings.read(folder) for folder in standings.folders(ROOT / "results"))
+
+
+def boards(presets: Sequence[str]) -> list[Any]:
+    """Return the rows of a method on the leaderboards, each with its place among the rows that have every seed."""
+    shown = (
+        "test accuracy %",
+        "best",
+        "not above",
+        "chosen",
+        "to Local's accuracy",
+        "worst tenth %",
+        "hurt %",
+        "unseen %",
+    )
+    lines = []
+    for board in recorded():
+        for table in board.federations:
+            whole = [line.row for line in table.lines if len(line.scores) == len(table.seeds)]
+            for line in table.lines:
+                if line.row.partition(" ")[0] in presets:
+                    cells = dict(
+                        zip(standings.HEADINGS, standings.cells(line, board.references, len(table.seeds)), strict=True)
+                    )
+                    place = f"{whole.index(line.row) + 1} of {len(whole)}" if line.row in whole else "lost seeds"
+                    where = f"[{board.name}](../results/leaderboard/{board.name}/README.md), {table.label}"
+                    lines.append([where, line.row, place, *(cells[name] for name in shown)])
+    return [("board", "row", "place", *shown), *lines] if lines else []
+
+
+# The reference of the interfaces.
+
+
+def reference() -> str:
+    """Return the page of what a user or an author of a method calls, from the docstrings."""
+    parts = ["# Python reference", "From the docstrings. [In Python](docs/python.md) shows the first four in use."]
+    for heading, modules in INTERFACES.items():
+        parts.append(f"## {heading}")
+        for module, names in modules.items():
+            for name in names.split():
+                kind = "autoclass" if name[0].isupper() else "autofunction"
+                members = "   :members:\n   :exclude-members: __init__, __new__\n" if name[0].isupper() else ""
+                parts.append(f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: {module}.{name}\n{members}```")
+                cls = getattr(import_module(module), name)
+                if dataclasses.is_dataclass(cls) and (said := [line for line in fields_of(cls, "") if line[3]]):
+                    rows = [[f"`{field}`", f"`{kind}`", escaped(meaning)] for field, _, kind, meaning in said]
+                    parts.append(markdown([("field", "type", "meaning"), *rows]))
+    parts.append("## Trees\n\n```{eval-rst}\n.. automodule:: fedbench.core.trees\n   :members:\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""The site's pages are made of docstrings, YAMLs, CSV files and boards, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedbench.config import groups
+from fedbench.methods.ditto import Ditto
+from fedbench.methods.fedcollab.fedcollab import FedCollab
+from scripts import make_site
+
+
+def test_a_link_to_no_page_becomes_text_and_others_stay() -> None:
+    pages = {"docs/runs.md", "results/x.md"}
+    text = (
+        "[a](../fedbench/a.py) [b](runs.md#top) [c](https://c) [![p](../p.svg)](../results/x.md) [![p](p.svg)](no.md)"
+    )
+    assert make_site.linked("docs/y.md", text, pages) == (
+        "a [b](runs.md#top) [c](https://c) [![p](../p.svg)](../results/x.md) ![p](p.svg)"
+    )
+
+
+def test_a_docstring_keeps_its_ends_of_lines_its_code_and_its_signs() -> None:
+    long = "x" * make_site.WRAPPED
+    assert make_site.prose(f"A: w_k * 2.\n{long}\nend `a_b`\n\n    for k:") == (
+        f"A: w\\_k \\* 2.\\\n{long}\nend `a_b`\n\n```text\n    for k:\n```\n"
+    )
+
+
+def test_options_have_their_default_domain_and_comment_and_those_that_are_varied_come_first() -> None:
+    assert ("method.lam", "1.0", "≥ 0", "lambda, strength of the pull") in [*make_site.fields_of(Ditto, "method")]
+    inner = {option: rest for option, *rest in make_site.fields_of(FedCollab, "method")}
+    assert inner["method.discriminator.hidden"] == ["200", "≥ 1", "width of the hidden layer"]
+    head, first, folded = make_site.options("ditto", Ditto, ["ditto"])
+    assert (head[0], first[0]) == ("option", "`method.lam`"), "which boards tune"
+    assert "`method.personal_epochs`" in folded
+
+
+def test_each_method_has_a_page_with_its_paper_law_leaves_and_rows_of_boards() -> None:
+    pages = make_site.method_pages()
+    assert {*pages} == {f"methods/{name}.md" for name in ("index", *groups.registry("method"))}
+    ditto = pages["methods/ditto.md"]
+    assert "Li et al., ICML 2021" in ditto
+    assert "`Ditto(lam=0.0)` is `Local()`" in ditto
+    assert "| kept by clients | `personal/* [N, ...], v_k` |" in ditto
+    assert re.search(r"v1/README.md\), label skew \| ditto \| \d+ of \d+ \| 81.80 ± 1.41 ", ditto)
+    assert "cosine of updates since the initial model" in pages["methods/fedsac.md"], "where text and code differ"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_site_needs_no_network_and_its_search_knows_the_methods(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    assert make_site.main([str(tmp_path / "site")]) == 0
+    texts = [file.read_text(encoding="utf-8") for file in (tmp_path / "site" / "methods").glob("*.html")]
+    assert len(texts) == len(list(groups.registry("method"))) + 1
+    assert not [text for text in texts if re.search(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', text)]
+    assert "fedcollab" in (tmp_path / "site" / "searchindex.js").read_text(encoding="utf-8")
+    assert (tmp_path / "site" / "results" / "index.html").is_file()
