@@ -85,7 +85,7 @@ def test_a_table_without_a_cell_is_refused_and_not_written(
 ) -> None:
     monkeypatch.setattr("fedbench.papers.plan._lacking", lambda *_: "data missing (run this to get it)")
     assert run(tmp_path) == 2
-    assert "can be filled here: not run: data missing (run this to get it)\n" in capsys.readouterr().err
+    assert "can be filled here: not run: data missing (run this to get it)" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 
 

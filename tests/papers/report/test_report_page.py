@@ -146,7 +146,7 @@ def test_command_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 tables" in capsys.readouterr().out
     assert (results / "x.html").is_file()
     assert (
-        program.main(["report", str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")])
+        program.main(["report", str(results), "--out", str(results / "tables" / "hostile" / "table.zip" / "x.html")])
         == 2
     )
     assert "--out" in capsys.readouterr().err

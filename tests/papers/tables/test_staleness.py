@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedbench.cli import program
-from fedbench.core.files import read_csv, write_csv
 from fedbench.papers import store
 from fedbench.papers.report import build
 from fedbench.runs.progress import STALE
@@ -65,9 +64,8 @@ def test_a_record_of_other_samples_does_not_stand(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
-    rows = [{**row, "data": "0" * 12} for row in read_csv(folder(tmp_path) / store.ROWS)]
-    write_csv(folder(tmp_path) / store.ROWS, rows)
-    (folder(tmp_path) / "checksums.json").unlink()
+    rows = [{**row, "data": "0" * 12} for row in store.load_rows(folder(tmp_path))]
+    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), rows)
     capsys.readouterr()
     assert again(tmp_path, "dry_run=true") == 0
     assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
@@ -77,9 +75,8 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
-    rows = [{**row, "code": "", "data": ""} for row in read_csv(folder(tmp_path) / store.ROWS)]
-    write_csv(folder(tmp_path) / store.ROWS, rows)
-    (folder(tmp_path) / "checksums.json").unlink()
+    rows = [{**row, "code": "", "data": ""} for row in store.load_rows(folder(tmp_path))]
+    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), rows)
     capsys.readouterr()
     assert again(tmp_path, "dry_run=true", "stale=error") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
