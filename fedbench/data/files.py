@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
@@ -302,13 +303,16 @@ def _say(line: str) -> None:
 
 
 def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
-    """(16 hex digits over images and labels, in whatever order within a split; how many of them are copies)."""
-    train = int(arrays["num_train"][0])
-    samples = [
-        hashlib.sha256(image.tobytes() + bytes((int(label), i < train))).digest()
-        for i, (image, label) in enumerate(zip(arrays["x"], arrays["y"], strict=True))
-    ]
-    return hashlib.sha256(b"".join(sorted(samples))).hexdigest()[:16], len(samples) - len({*samples})
+    """(16 hex digits over images and labels, in whatever order within a split; how many of them are copies).
+
+    A sample counts by a sum of its bytes, eight at a time, times odd numbers: no change of eight of them alone is lost.
+    """
+    words = np.ascontiguousarray(arrays["x"]).reshape(len(arrays["x"]), -1).view("<u8")
+    split = np.arange(len(words)) < int(arrays["num_train"][0])
+    factors = np.random.RandomState(0).randint(2**63, size=words.shape[1] + 2).astype(np.uint64) | np.uint64(1)
+    own = np.stack([arrays["y"], split], axis=1).astype(np.uint64)
+    sums = np.sort(words @ factors[:-2] + own @ factors[-2:])
+    return hashlib.sha256(sums.astype("<u8").tobytes()).hexdigest()[:16], len(sums) - len(np.unique(sums))
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class Mnist(FileSource):
     name: ClassVar[str] = "mnist"
     folders: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw")
     published: ClassVar[tuple[int, int]] = (60_000, 10_000)
-    content: ClassVar[str] = "2fbf5c1f8aedd616"
+    content: ClassVar[str] = "d636925bc6effa61"
     parts: ClassVar[tuple[Part, ...]] = _mnist_parts(
         "MNIST/raw",
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
@@ -176,7 +176,7 @@ class FashionMnist(Mnist):
     folders: ClassVar[tuple[str, ...]] = ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
     system: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
     package: ClassVar[str] = "apt install dataset-fashion-mnist"
-    content: ClassVar[str] = "dafbf179494126ea"
+    content: ClassVar[str] = "b12e75283c8de296"
     parts: ClassVar[tuple[Part, ...]] = _mnist_parts(
         "FashionMNIST/raw",
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
@@ -255,7 +255,7 @@ class Cifar10(FileSource):
     name: ClassVar[str] = "cifar10"
     folders: ClassVar[tuple[str, ...]] = ("cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py")
     published: ClassVar[tuple[int, int]] = (50_000, 10_000)
-    content: ClassVar[str] = "6430530308218640"
+    content: ClassVar[str] = "7caf7faa3fb8dff7"
     parts: ClassVar[tuple[Part, ...]] = (
         _cifar_part("cifar-10-python.tar.gz", "cifar-10-batches-py", "c58f30108f718f92721af3b95e74349a"),
     )
