@@ -54,6 +54,10 @@ class Method(Component, ABC):
         """Whether its clients' models, or what they share of them, are averages of all clients' of its server."""
         return True
 
+    def shares(self, sizes: Tensor) -> Tensor:
+        """What clients count by, up to a factor, where the server averages: `sizes` float64 [N], their samples."""
+        return sizes
+
     @property
     def reads_data(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.data or client.validation."""

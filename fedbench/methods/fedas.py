@@ -50,6 +50,11 @@ class FedAS(FedPer):
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
 
     @property
+    def is_averaging(self) -> bool:
+        """Clients count by their Fisher information, which no matrix of the run has."""
+        return False
+
+    @property
     def why_one_kind(self) -> str:
         """T_k of a larger network is larger."""
         return "FedAS weighs clients by their gradients"

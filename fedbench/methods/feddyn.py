@@ -41,6 +41,9 @@ class FedDyn(Method):
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
 
+    def shares(self, sizes: Tensor) -> Tensor:
+        return torch.ones_like(sizes)
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return the model; drift and all lambda_k are zero."""
         model = task.init(generator)

@@ -32,6 +32,11 @@ class FedNova(FedAvg):
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
 
     @property
+    def is_averaging(self) -> bool:
+        """A change counts by n_k over its local steps."""
+        return False
+
+    @property
     def why_one_kind(self) -> str:
         """A round without a kind of client would bring no mean of its leaves."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"

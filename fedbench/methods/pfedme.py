@@ -55,6 +55,9 @@ class PFedMe(Method):
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
 
+    def shares(self, sizes: Tensor) -> Tensor:
+        return torch.ones_like(sizes) if self.uniform else sizes
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start w and all thetas from the same model."""
         model = task.init(generator)
@@ -109,8 +112,6 @@ class PFedMe(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Return (1 - beta) w + beta mean."""
-        weights = cohort.weights
-        if self.uniform:
-            weights = torch.full_like(weights, 1 / len(weights))
-        mean = trees.mean(uploads, weights)
+        shares = self.shares(cohort.sizes)
+        mean = trees.mean(uploads, shares / shares.sum())
         return {name: leaf + self.beta * (mean[name] - leaf) for name, leaf in server.items()}

@@ -20,11 +20,14 @@ from torch import Tensor
 from fedbench.config.fields import one_of, positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.fednova import accumulation
 from fedbench.models.task import Task, gradient
+
+LEAST_LR = 1e-5  # for option II: its error is about 3e-7 over the rate, relative to a control variate
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Scaffold(Method):
     weighted: bool = False  # true: clients count by their samples
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+
+    def shares(self, sizes: Tensor) -> Tensor:
+        return sizes if self.weighted else torch.ones_like(sizes)
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -76,6 +82,11 @@ class Scaffold(Method):
     def _control(self, change: Tree, received: Tree, client: Client) -> Tree:
         if self.option == 1:
             return gradient(lambda model: client.task.loss(model, client.data), received, client.task)[0]
+        if isinstance(client.lr, float) and client.lr < LEAST_LR:
+            raise ConfigError(
+                f"scaffold divides changes of float32 weights by the rate, which at {client.lr:g} leaves too few "
+                f"digits of its control variates; use a rate of at least {LEAST_LR:g}, or method.option=1"
+            )
         factor = accumulation(client.steps, client.optimizer, "scaffold") * client.lr
         shared = trees.part(client.message, "control")
         return {
@@ -84,7 +95,7 @@ class Scaffold(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Move x and c by the cohort's means."""
-        sizes = cohort.population.sizes if self.weighted else torch.ones_like(cohort.population.sizes)
+        sizes = self.shares(cohort.population.sizes)
         share = float(sizes[cohort.ids].sum() / sizes[cohort.served].sum())
         mean = trees.mean(uploads, sizes[cohort.ids] / sizes[cohort.ids].sum())
         rates = {"model": ("change", self.server_lr), "control": ("control", share)}

@@ -18,7 +18,9 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
+from fedbench.engine import simulation
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
@@ -481,3 +483,42 @@ def test_ties_are_cut_too() -> None:
     side, across = cfl.bipartition(np.ones((4, 4)), "single")
     assert 0 < side.sum() < 4
     assert across == 1
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        *({"name": name} for name in ("fedavg", "fedprox", "fedavgm", "ditto", "feddyn", "scaffold", "pfedme")),
+        {"name": "scaffold", "weighted": True},
+        {"name": "pfedme", "uniform": True},
+    ],
+)
+def test_clients_count_in_w_as_in_the_average_of_the_method_inside(base: dict[str, Any]) -> None:
+    """By moving one client's upload and looking how far the model moves; then W of coalitions of that method."""
+    chosen = setup(METHODS.build(base))
+    method, population, task = chosen.method, chosen.population, chosen.task
+    server, memory = simulation.initial(chosen)
+    cohort = chosen.cohort(chosen.everyone, Clock(0, 2))
+    uploads = LoopedTrainer(chosen).train(chosen.everyone, method.send(server, cohort), memory, cohort.clock).uploads
+    name = next(each for each in sorted(uploads) if each.endswith("weight") and not each.startswith("control/"))
+
+    def model(moved: Tree) -> Tensor:
+        found = method.common(method.aggregate(trees.clone(server), moved, cohort), task)
+        assert found is not None
+        return found[name.removeprefix("change/")]
+
+    still, moves = model(uploads), []
+    for client in range(population.clients):
+        leaf = uploads[name].clone()
+        leaf[client] += 1
+        moves.append(float((model({**uploads, name: leaf}) - still).mean()))
+    expected = np.array(moves) / sum(moves)
+    shares = method.shares(population.sizes)
+    np.testing.assert_allclose(shares / shares.sum(), expected, rtol=1e-6)
+    outer = Oracle(base=base)
+    state = {"coalition": torch.tensor([0, 0, 1, 1, 1]), **trees.join(base=trees.expand(server, 2))}
+    W = outer.collaboration(state, population)
+    assert W is not None
+    np.testing.assert_allclose(W[0, :2], expected[:2] / expected[:2].sum(), rtol=1e-6)
+    np.testing.assert_allclose(W[4, 2:], expected[2:] / expected[2:].sum(), rtol=1e-6)
+    assert not W[0, 2:].any()

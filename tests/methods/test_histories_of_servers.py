@@ -1248,7 +1248,17 @@ READS = {
     "pfedfda": START | FINISH | {"model", "personal"},
 }
 DRAWN = {"fedcollab", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
-APART = {"apple", "feddistill", "fedproto", "fedtgp", "ifca", "local", "pfedhn"}  # models are no averages
+APART = {
+    "apple",
+    "fedas",
+    "feddistill",
+    "fednova",
+    "fedproto",
+    "fedtgp",
+    "ifca",
+    "local",
+    "pfedhn",
+}  # models are no averages
 UNLIKE = {
     *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fediot", "fedntd", "fedper"),
     *("fedphp", "fedprox", "fedrep", "fedsac_multimodal", "fedyogi", "finetune", "knnper", "lg_fedavg", "local"),

@@ -69,6 +69,10 @@ def test_a_method_that_cannot_serve_two_kinds_leaves_nothing(method: str, tmp_pa
     ("chosen", "reason"),
     [
         (("method=fedcollab", "method/base=scaffold", "protocol.optimizer.name=adam"), "scaffold is defined for SGD"),
+        (
+            ("method=scaffold", "protocol.optimizer.lr=0.000009"),
+            "at 9e-06 leaves too few digits",
+        ),
         (("method=oracle", "method.coalition=[0,1]"), "each of 3 clients, it has 2 numbers"),
         (("method=fedcollab", "method.newcomers=[3]", "method.join_round=1"), "do not fit 3 clients"),
         (("method=fedcollab", "partition.num_clients=32"), "has 1 training samples; FedCollab"),

@@ -73,6 +73,9 @@ class WrapperMethod(Method):
     def is_averaging(self) -> bool:
         return self.inner.is_averaging
 
+    def shares(self, sizes: Tensor) -> Tensor:
+        return self.inner.shares(sizes)
+
     @property
     def reads_data(self) -> frozenset[ClientHook]:
         return self.inner.reads_data
@@ -137,7 +140,8 @@ class Coalitions(WrapperMethod):
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """Return each client's row of the inner method's W, among the members of its coalition, [N, N].
 
-        Where the inner method averages, W_ij = n_j / n of the coalition (FedCollab's A, Eq. 9).
+        Where the inner method averages, W_ij = n_j / n of the coalition (FedCollab's A, Eq. 9), or by what else it
+        weighs clients.
         """
         coalition = server["coalition"].cpu()
         rows = self.combined_rows(self._servers(server), coalition, population)
@@ -146,7 +150,7 @@ class Coalitions(WrapperMethod):
             return functional.normalize(rows * (coalition.unsqueeze(1) == coalition), p=1, dim=1)
         if not self.inner.is_averaging:
             return None
-        return torch.from_numpy(size_weights(coalition.numpy(), population.sizes.numpy()))
+        return torch.from_numpy(size_weights(coalition.numpy(), self.inner.shares(population.sizes).numpy()))
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return what the inner method keeps, of each coalition: `name:k` of number k."""
