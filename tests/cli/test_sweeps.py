@@ -16,7 +16,7 @@ from fedbench.core.errors import DataMissing
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.session import _compare, conclude, variants
+from fedbench.sweeps.session import _compare, conclude, markdown, table, tidy, variants
 from tests.helpers.runner import FakeRunner
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -189,3 +189,21 @@ def test_time_left_counts_the_runs_that_were_made() -> None:
     count = jobs.SweepCount(first=10, jobs=4, made=[2.0, 4.0])
     assert count.line(12) == "run 3 of 4, about 6.00 s left"
     assert jobs.SweepCount(0, 2).line(0) == "run 1 of 2"
+
+
+def test_a_mean_over_some_clients_or_runs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below a sweep's table, in its Markdown, and in a cell that not every run fills."""
+    full = {"acc": 50.0, "clients": 20, "of_clients": 20, "ipr": 10.0, "clients_ipr": 20, "clients_on_val": 20}
+    rows = [{**full, "method": "fedper", "clients": 18, "clients_ipr": 17, "seed": 0}]
+    rows += [{**full, "method": "fedper", "seed": 1, "ipr": None}, {**full, "method": "fedavg", "seed": 0}]
+    rows += [{**full, "method": "local", "seed": 0, "ipr": None, "clients_ipr": None, "clients_on_val": 3}]
+    outcomes = [JobOutcome({"method": str(row["method"]), "seed": str(row["seed"])}, row) for row in rows]
+    _compare(outcomes)
+    text = capsys.readouterr().out
+    assert "10.00 (1 of 2 runs)" in text
+    assert text.count(" clients") == 3
+    assert "fedper: Acc over 18 of 20 clients, IPR over 17 of 20 clients\nlocal: val over 3 of 20 clients\n" in text
+    lines = table(tidy(outcomes, ["method"]), ["method"], "acc")
+    written = markdown(lines, ["method"], {})
+    assert "method=fedper: Acc over 18 of 20 clients, IPR over 17 of 20 clients\n" in written
+    assert "fedavg:" not in text + written

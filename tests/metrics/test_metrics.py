@@ -199,6 +199,10 @@ class TestWhoIsHidden:
         assert hurt(np.array([0.6999, 0.5]), np.array([0.8, 0.6]), 0.1) == 0.5
         assert hurt(np.zeros(2), np.array([1e-9, 1.1e-9]), 0.0) == 0.5, "nor does a loss of just a tie"
 
+    def test_thirds_are_of_clients_with_a_score(self):
+        accuracy = np.array([np.nan, 0.1, np.nan, 0.2, 0.6, np.nan])
+        assert by_size(accuracy, np.array([1, 2, 3, 4, 5, 6])) == {"small": 0.1, "middle": 0.2, "large": 0.6}
+
     @pytest.mark.parametrize("clients", [3, 10, 11, 12, 100])
     def test_thirds_by_size(self, clients):
         rng = np.random.default_rng(clients)

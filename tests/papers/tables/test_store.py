@@ -12,6 +12,7 @@ from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.papers import plan, render, spec, store
 from fedbench.papers.store import Cell, Provenance, TableResult
+from fedbench.papers.text import fewer_clients
 from fedbench.papers.verdict import verdict_of
 from tests.papers.tables.toys import filled, value
 
@@ -133,3 +134,17 @@ def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
     (folder / store.ARCHIVE).write_bytes(b"PK")
     with pytest.raises(FedbenchError, match=r"table\.zip"):
         store.load_table(folder)
+
+
+def test_cells_over_fewer_clients_are_named(tmp_path: Path) -> None:
+    """By the accuracies that are kept; of a cell's seeds the one that scored the fewest."""
+    made = filled({"A": [50.0, 60.0], "B": [50.0, 60.0]}, made=MADE)
+    known = {("A", 0): [1, 2, 3], ("A", 1): [1, np.nan, 3], ("B", 0): [1, 2, 3], ("B", 1): [1, 2, 3]}
+    clients = {store.place_of(row, "c", seed): np.array(each, float) for (row, seed), each in known.items()}
+    store.save(tmp_path, made, clients=clients)
+    loaded = store.load_table(tmp_path)
+    assert loaded.fewer == {("A", "c"): (2, 3)}
+    (said,) = fewer_clients(loaded)
+    assert said.endswith("the fewest of a seed: A / c 2 of 3.")
+    assert said in render.draw_markdown(loaded)
+    assert not [*fewer_clients(made)]
