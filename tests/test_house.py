@@ -23,8 +23,8 @@ HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 28_800, 130, 140, 3_600
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.
 ONE_IMPORTER = """
-api engine.client_state engine.seeds engine.sharded papers.estimate papers.execute papers.figure_arrays papers.studies
-runs.trackers testing.checks
+api engine.client_state engine.seeds engine.sharded engine.trial papers.estimate papers.execute papers.figure_arrays
+papers.studies runs.trackers testing.checks
 """
 
 

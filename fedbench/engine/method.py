@@ -49,13 +49,11 @@ class Method(Component, ABC):
         """Why all its clients must be of one kind; "" if its server serves several kinds, see Cohort.by_kind."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
-    @property
-    def is_averaging(self) -> bool:
-        """Whether its clients' models, or what they share of them, are averages of all clients' of its server."""
-        return True
+    def shares(self, sizes: Tensor) -> Tensor | None:
+        """What clients count by, up to a factor: `sizes` float64 [N], their samples.
 
-    def shares(self, sizes: Tensor) -> Tensor:
-        """What clients count by, up to a factor, where the server averages: `sizes` float64 [N], their samples."""
+        None: its clients' models, or what they share of them, are no averages of all clients' of its server.
+        """
         return sizes
 
     @property

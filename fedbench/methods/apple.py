@@ -52,9 +52,8 @@ class APPLE(Method):
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Luo & Wu, IJCAI 2022"
 
-    @property
-    def is_averaging(self) -> bool:
-        return False
+    def shares(self, sizes: Tensor) -> Tensor | None:
+        return None
 
     @property
     def conformance(self) -> Conformance:

@@ -49,10 +49,9 @@ class FedAS(FedPer):
 
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
 
-    @property
-    def is_averaging(self) -> bool:
+    def shares(self, sizes: Tensor) -> Tensor | None:
         """Clients count by their Fisher information, which no matrix of the run has."""
-        return False
+        return None
 
     @property
     def why_one_kind(self) -> str:

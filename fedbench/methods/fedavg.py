@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedbench.config.fields import selectors
 from fedbench.core import trees
@@ -47,9 +48,8 @@ class FedAvg(Method):
         """Return no reason: a leaf is averaged over the clients that have it."""
         return ""
 
-    @property
-    def is_averaging(self) -> bool:
-        return "*" not in self.private
+    def shares(self, sizes: Tensor) -> Tensor | None:
+        return None if "*" in self.private else sizes
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return one model: its shared leaves on the server, its private ones on every client."""

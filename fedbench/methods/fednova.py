@@ -31,10 +31,9 @@ class FedNova(FedAvg):
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
 
-    @property
-    def is_averaging(self) -> bool:
+    def shares(self, sizes: Tensor) -> Tensor | None:
         """A change counts by n_k over its local steps."""
-        return False
+        return None
 
     @property
     def why_one_kind(self) -> str:

@@ -43,9 +43,8 @@ class ClassMeans(Method):
 
     family: ClassVar[str] = "personalised"
 
-    @property
-    def is_averaging(self) -> bool:
-        return False
+    def shares(self, sizes: Tensor) -> Tensor | None:
+        return None
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

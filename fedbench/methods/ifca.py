@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedbench.config.fields import at_least
 from fedbench.core import trees
@@ -39,10 +40,9 @@ class IFCA(Method):
     family: ClassVar[str] = "clustered"
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
 
-    @property
-    def is_averaging(self) -> bool:
+    def shares(self, sizes: Tensor) -> Tensor | None:
         """A model is an average of those clients' that chose it."""
-        return False
+        return None
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

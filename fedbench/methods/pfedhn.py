@@ -57,9 +57,8 @@ class PFedHN(FedAvg):
         """The hypernetwork makes the models of one network."""
         return f"{type(self).__name__} makes the leaves of one network"
 
-    @property
-    def is_averaging(self) -> bool:
-        return False
+    def shares(self, sizes: Tensor) -> Tensor | None:
+        return None
 
     @property
     def conformance(self) -> Conformance:

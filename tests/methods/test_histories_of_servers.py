@@ -1270,7 +1270,7 @@ def test_what_each_method_says_of_itself() -> None:
     for name in METHODS:
         method = METHODS.build({"name": name})
         assert method.reads_data == READS.get(name, set()), name
-        assert method.is_averaging is (name not in APART), name
+        assert (method.shares(torch.ones(2)) is None) is (name in APART), name
         assert (method.why_one_kind == "") is (name in UNLIKE), name
         assert method.prepare_round == 0
         declared = method.conformance
@@ -1280,10 +1280,12 @@ def test_what_each_method_says_of_itself() -> None:
         for outer in (FedCollab, Oracle, PerKind):
             if outer is not PerKind or type(method).prepare is Method.prepare:
                 inside = outer(base={"name": name})
-                assert (inside.is_averaging, inside.reads_data) == (method.is_averaging, method.reads_data)
+                assert inside.reads_data == method.reads_data
+                assert (inside.shares(torch.ones(2)) is None) is (name in APART)
     assert [Scaffold(option=n).reads_data for n in (1, 2)] == [{"finish"}, set()]
     assert [FedReMa(align=n).reads_data for n in (0.0, 0.1)] == [set(), {"finish"}]
-    assert [FedPer(private=leaves).is_averaging for leaves in (("*",), ("@head",))] == [False, True]
+    averaged = [FedPer(private=leaves).shares(torch.ones(2)) is not None for leaves in (("*",), ("@head",))]
+    assert averaged == [False, True]
     assert SosicFL(start_round=7).prepare_round == 7
 
 

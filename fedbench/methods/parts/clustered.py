@@ -69,11 +69,7 @@ class WrapperMethod(Method):
         """Return the method inside."""
         return cast("Method", self._base)
 
-    @property
-    def is_averaging(self) -> bool:
-        return self.inner.is_averaging
-
-    def shares(self, sizes: Tensor) -> Tensor:
+    def shares(self, sizes: Tensor) -> Tensor | None:
         return self.inner.shares(sizes)
 
     @property
@@ -148,9 +144,8 @@ class Coalitions(WrapperMethod):
         if rows is not None:
             # Some inner methods grouped or compared all clients; their servers hear from the members alone.
             return functional.normalize(rows * (coalition.unsqueeze(1) == coalition), p=1, dim=1)
-        if not self.inner.is_averaging:
-            return None
-        return torch.from_numpy(size_weights(coalition.numpy(), self.inner.shares(population.sizes).numpy()))
+        shares = self.inner.shares(population.sizes)
+        return None if shares is None else torch.from_numpy(size_weights(coalition.numpy(), shares.numpy()))
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return what the inner method keeps, of each coalition: `name:k` of number k."""

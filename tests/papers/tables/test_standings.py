@@ -209,5 +209,7 @@ def test_what_is_missing_is_told_of_what_was_asked_for(tmp_path: Path, capsys: p
 def test_a_board_says_over_how_few_clients_a_mean_is() -> None:
     assert standings._fewest([(10, 10), (8, 10), (9, 10)]) == " (8 of 10 clients)"
     assert standings._fewest([(10, 10)]) == standings._fewest([]) == ""
-    shown = cells(Standing("a", scores={0: 50.0}, trials={0: 40.0}, fewer=(" (8 of 10 clients)", "")), (), 1)
+    shown = standings.cells(
+        standings.Standing("a", scores={0: 50.0}, trials={0: 40.0}, fewer=(" (8 of 10 clients)", "")), (), 1
+    )
     assert shown[1] == "50.00 (8 of 10 clients)"
