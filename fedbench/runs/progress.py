@@ -90,6 +90,7 @@ def remark(parts: Iterable[str]) -> str:
 GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
+COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
 LOWER_IS_BETTER = ("rsd",)
 COUNTED = {"clients": "Acc", "clients_ipr": "IPR"}  # column of a row -> the mean whose clients it counts
 ON = "clients_on_"  # the same for a set's mean
@@ -146,7 +147,7 @@ def run_table(result: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Group:
-    """Many runs: a table for each (data set, partition, model, protocol), a line for each method.
+    """Many runs: a table for each (data set, partition, model, protocol), a line for each method, the best first.
 
     Cells are mean ± sample standard deviation over the runs, the best mean of a table is bold. A run that appears
     twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
@@ -156,10 +157,12 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     groups = _grouped(list(unique.values()), GROUP)
-    sections = {where: _lines(section) for where, section in groups.items()}
-    headings = ["method", "seeds", *COLUMNS.values()]
+    pooled = any(row.get("average") == "pooled" for row in rows)  # else it is not what the protocol reports
+    shown = {name: heading for name, heading in COMPARED.items() if pooled or name != "acc_pooled"}
+    sections = {where: _lines(section, [*shown]) for where, section in groups.items()}
+    headings = ["method", "seeds", *shown.values(), "MB", "s"]
     every = [headings, *(list(map(str, line)) for lines in sections.values() for line in lines)]
-    wide = [max(map(cell_len, column)) for column in zip(*every, strict=True)]
+    wide = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*every, strict=True)]
     padding = (0, 1) if sum(wide) + 3 * len(wide) < width else (0, 0)
     parts: list[Text | Table] = []
     for where, lines in (sections or {(): []}).items():
@@ -175,19 +178,23 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     return Group(*parts)
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
-    """Return the cells of a table, a line a method."""
+def _lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Text]]:
+    """Return the cells of a table, a line a method: the columns `names`, megabytes sent and seconds, means over runs.
+
+    The method with the highest mean accuracy, pooled where that is shown, comes first, one without any last.
+    """
     methods = _grouped(rows, METHOD)
     values = {
         name: {
             method: [known for row in runs if (known := number(row.get(name))) is not None]
             for method, runs in methods.items()
         }
-        for name in COLUMNS
+        for name in names
     }
     best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
+    accuracy = values["acc_pooled" if "acc_pooled" in names else "acc"]
     lines = []
-    for method, runs in methods.items():
+    for method, runs in sorted(methods.items(), key=lambda each: -_mean(accuracy[each[0]], -math.inf)):
         seeds = len({row.get("seed") for row in runs})
         count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
         mark = STALE if any(row.get("code_changed") for row in runs) else ""
@@ -196,10 +203,17 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
                 _over(values[name][method], len(runs)) + (mark if values[name][method] else ""),
                 style="bold" if method in best[name] else "",
             )
-            for name in COLUMNS
+            for name in names
         ]
-        lines.append([Text(" ".join(filter(None, method))), Text(count), *cells])
+        sent = [row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in runs]
+        taken = [known for row in runs if (known := number(row.get("seconds_total"))) is not None]
+        costs = [Text(f"{_mean(sent, 0.0) / 1e6:.1f}"), Text(f"{_mean(taken, math.nan):.1f}" if taken else "-")]
+        lines.append([Text(" ".join(filter(None, method))), Text(count), *cells, *costs])
     return lines
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return math.fsum(values) / len(values) if values else otherwise
 
 
 def _over(values: Sequence[float], runs: int) -> str:
@@ -209,7 +223,7 @@ def _over(values: Sequence[float], runs: int) -> str:
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
     """Methods whose mean, as printed, is the best of those that have one; none if there is nothing to beat."""
-    means = {key: round(math.fsum(known) / len(known), 2) for key, known in column.items() if known}
+    means = {key: round(_mean(known, math.nan), 2) for key, known in column.items() if known}
     if len(means) < 2:
         return set()
     target = min(means.values()) if lower else max(means.values())

@@ -115,8 +115,15 @@ class TestComparison:
         rows = [a_row("fedavg", seed, acc, ipr=50.0, rsd=None) for seed, acc in enumerate((80.0, 82.0, 87.0))]
         assert self.cells(rows) == [
             "digits, dir0.1, mlp, quick",
-            ["fedavg", "3", "83.00 ± 3.61", "83.00 ± 3.61", "50.00 ± 0.00", "-"],
+            ["fedavg", "3", "83.00 ± 3.61", "50.00 ± 0.00", "-", "0.0", "-"],
         ]
+
+    def test_pooled_accuracy_where_a_protocol_reports_it_and_what_runs_cost(self):
+        rows = [
+            a_row("fedavg", seed, 80.0, average="pooled", bytes_up=1_500_000, bytes_down=500_000, seconds_total=seed)
+            for seed in (1, 4)
+        ]
+        assert self.cells(rows)[1] == ["fedavg", "2", "80.00 ± 0.00", "80.00 ± 0.00", "-", "-", "2.0", "2.5"]
 
     def test_best_is_bold_and_ties_as_printed_share_it(self):
         rows = [
@@ -130,8 +137,9 @@ class TestComparison:
             for column in table.columns
         }
         assert bold["Acc %"] == ["90.00", "90.00"]
-        assert bold["IPR %"] == ["20.00"]
-        assert bold["RSD pp"] == ["1.00"]
+        (better,) = (cells for heading, cells in bold.items() if "IPR" in heading)
+        (spread,) = (cells for heading, cells in bold.items() if "RSD" in heading)
+        assert (better, spread) == (["20.00"], ["1.00"])
 
     def test_sections_variants_and_mixtures(self):
         rows = [
@@ -145,9 +153,9 @@ class TestComparison:
         cells = self.cells(rows)
         assert [row if isinstance(row, str) else row[:3] for row in cells] == [
             "digits, dir0.1, mlp, quick",
-            ["a", "1", "1.00"],
-            ["a mu=1", "1", "3.00"],
             ["b", "1 (2 runs)", "5.50 ± 0.71"],
+            ["a mu=1", "1", "3.00"],
+            ["a", "1", "1.00"],
             "digits, homo, mlp, quick",
             ["a", "1", "7.00"],
         ]
@@ -164,7 +172,7 @@ class TestComparison:
         lines = [line for line in capture.get().splitlines() if "fedcollab" in line]
         assert len(lines) == 1
         assert [cell.strip() for cell in lines[0].strip("│").split("│")] == [
-            "fedcollab", "3", "91.00 ± 1.00", "91.00 ± 1.00", "50.00 ± 50.00", "11.00 ± 1.00"
+            "fedcollab", "3", "91.00 ± 1.00", "50.00 ± 50.00", "11.00 ± 1.00", "0.0", "-"
         ]  # fmt: skip
 
     def test_names_are_not_markup(self):
