@@ -24,6 +24,7 @@ from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core.markdown import markdown as markdown_table
 from fedbench.papers import store, text
+from fedbench.papers.spec import published
 from fedbench.papers.store import TableResult
 from fedbench.runs.fingerprint import SAME_NUMBERS
 
@@ -95,25 +96,18 @@ def commands() -> str:
 
 
 def papers() -> str:
-    """Return a line a paper: what of it was run, and the verdicts where it was run as published."""
+    """Return a line a paper: what runs at its own setting and data say of its published values."""
+    judged = {each.paper: each.values for each in text.tallies(text.judged(filled())) if not each.setting}
     rows = []
-    judged = {(each.paper, each.setting): each.values for each in text.tallies(text.judged(filled()))}
     for paper, name in text.PAPERS.items():
-        of = [each for each in filled().values() if each.spec.paper == paper and not each.spec.varies]
-        own = [each for each in of if each.provenance.is_paper_setting and not each.provenance.varied]
-        settings: dict[tuple[str, str], list[str]] = {}
-        for found in own or of:
-            settings.setdefault((found.spec.table.removeprefix("T"), text.data(found)), []).append(text.setting(found))
-        runs: dict[str, list[str]] = {}
-        for (number, data), each in settings.items():
-            what = f"{' and '.join(each) if len(each) < 3 else f'{len(each)} changed settings'}; {data}"
-            runs.setdefault(what, []).append(number)
-        ran = "<br>".join(
-            f"Table{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {what}" for what, numbers in runs.items()
+        kinds = Counter(each.kind for each in judged.get(paper, ()) if not each.exploratory)
+        agree, differ = kinds["equivalent"], kinds["different"]
+        values = sum(each.paper == paper for each in published())
+        undecided = kinds.total() - agree - differ
+        rows.append(
+            [f"[{TITLES[name]}](results/{paper}.md)", *map(str, (agree, differ, undecided, values - kinds.total()))]
         )
-        verdicts = text.words(judged.get((paper, ""), ()))
-        rows.append((f"[{TITLES[name]}](results/{paper}.md)", ran or "nothing yet", verdicts))
-    return markdown_table([("paper", "what was run", "verdicts"), *rows])
+    return markdown_table([("paper", "agree", "differ", "undecided", "not run"), *rows])
 
 
 def sections(file: str, by: str, columns: Mapping[str, str]) -> str:

@@ -146,7 +146,7 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) ->
     console.print(table)
     runs = {job.identity for work in works for job in work.missing}
     total = sum(work.seconds for work in works) / at_once
-    console.print(f"{sum(work.values for work in works)} values, {len(runs)} runs, at most {rough_seconds(total)}")
+    console.print(f"{sum(work.values for work in works)} values, {len(runs)} runs, about {rough_seconds(total)}")
     for reason, values in reasons.items():
         console.print(f"{values} values: {reason}", markup=False)
 
