@@ -14,7 +14,7 @@ import pytest
 
 from fedbench.core import cache, files
 from fedbench.runs.execution import execute
-from tests.helpers.runs import config
+from tests.helpers.runs import FAST, config
 
 PERMISSIONS = [(0o755, 0o755, 0o644), (0o2775, 0o2775, 0o664), (0o700, 0o700, 0o600), (0o1777, 0o755, 0o644)]
 
@@ -82,3 +82,14 @@ def test_what_a_killed_first_read_left_is_removed_by_the_next_and_what_lives_sta
             process.send_signal(signal.SIGKILL)
     cache.cached_arrays("other", lambda: pytest.fail("it is there"))
     assert [path.name for path in (tmp_path / "prepared").iterdir()] == ["other"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "POSIX"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
+)
+def test_a_run_ends_in_any_locale(locale: dict[str, str], tmp_path: Path) -> None:
+    chosen = [*FAST[:1], "method=local", "protocol.rounds=1", "dataset.limit=60", "hardware=cpu"]
+    command = [sys.executable, "-m", "fedbench", *chosen, f"runs_dir='{tmp_path}/jürgen 中'"]
+    assert subprocess.run(command, env={**os.environ, **locale}, check=False).returncode == 0
+    assert len([*tmp_path.rglob("result.json")]) == 1
