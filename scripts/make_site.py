@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("*.md", "evidence", "sweeps"),
     )
-    report.build(out / "results", out / "results" / "index.html")
+    report.build(out / "results", out / "results" / "index.html", "../methods")
     return app.statuscode
 
 

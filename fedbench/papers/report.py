@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
 from fedbench.papers import boards, measures, standings, store, text
@@ -155,15 +156,18 @@ def report_command(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
     parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
+    parser.add_argument("--methods", default="", help="folder of the methods' pages, as seen from the page")
     given = parser.parse_args(arguments)
     out = given.out or given.results / "index.html"
-    tables = build(given.results, out)
+    tables = build(given.results, out, given.methods)
     print(f"{out} ({tables} tables, {out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
-def build(results: Path, out: Path) -> int:
+def build(results: Path, out: Path, methods: str = "") -> int:
     """Write the page of all filled tables below `results` to `out`; returns how many there are.
+
+    `methods`: the folder of the methods' pages, as seen from `out`; "": names of methods lead nowhere.
 
     Raises:
         FedbenchError: there is no filled table, one is unreadable, or `out` cannot be written.
@@ -180,7 +184,7 @@ def build(results: Path, out: Path) -> int:
         table, curves = tables[name], store.load_rows(folder, store.CURVES)
         found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[name])
         views.append(table_view(table, name, rows[name], found, links))
-    boards = [board_view(folder, out) for folder in standings.folders(results)]
+    boards = [board_view(folder, out, methods) for folder in reversed(standings.folders(results))]
     try:
         make_folder(out.parent)
         write_text(out, render(views, overview(tables, rows), boards))
@@ -189,20 +193,81 @@ def build(results: Path, out: Path) -> int:
     return len(views)
 
 
-def board_view(folder: Path, out: Path) -> dict[str, Any]:
-    """Return what the page prints of a leaderboard."""
+BOARD_HEADINGS = (
+    "method", "accuracy %", "95 % interval", "best", "worst tenth %", "hurt %", "unseen %", "MB to Local", "s to Local",
+    "seeds",
+)  # fmt: skip
+
+
+def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
+    """Return what the page prints of a leaderboard; `methods`: the folder of the methods' pages, as seen from `out`."""
     board = standings.read(folder)
     return {
         "name": board.name,
         "title": board.title,
         "cost": f"{board.runs} runs, {board.cost:.2f} hours by their clocks ({board.machine})",
-        "federations": [
-            (each, [standings.cells(line, board.references, len(each.seeds)) for line in each.lines])
-            for each in board.federations
-        ],
+        "federations": [_federation_view(each, board.references, methods) for each in board.federations],
         "rules": list(standings.rules(board)),
         "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, boards.ARCHIVE)],
     }
+
+
+def _federation_view(table: standings.Table, references: Sequence[str], methods: str) -> dict[str, Any]:
+    """Return the rows of a federation, those that lost seeds last, each with its interval in percent of the bar."""
+    lines = sorted(table.lines, key=lambda line: len(line.scores) < len(table.seeds))  # stable: by mean within each
+    ends = [
+        line.mean + line.half for line in lines if math.isfinite(line.half) and len(line.scores) == len(table.seeds)
+    ]
+    middle = [line.mean for line in lines if line.scores]
+    low = max(0.0, sorted(middle)[len(middle) // 4] - 5) if middle else 0.0  # those far below end at the edge
+    high = min(100.0, max(ends, default=100.0))
+
+    def place(value: float) -> float:
+        return round(100 * min(1.0, max(0.0, (value - low) / ((high - low) or 1.0))), 1)
+
+    return {
+        "label": table.label,
+        "setting": table.setting,
+        "ran": table.ran,
+        "marks": [(line.row, place(line.mean)) for line in lines if line.row in ("local", "fedavg") and line.scores],
+        "lines": [
+            {
+                "name": line.row,
+                "page": f"{methods}/{_method(line.row)}.html" if methods else "",
+                "lost": len(line.scores) < len(table.seeds),
+                "mean": _shown(line.mean) if line.scores else line.lacks.partition(":")[0],
+                "interval": f"{line.mean:.2f} ± {line.half:.2f}" if math.isfinite(line.half) else DASH,
+                "bar": (
+                    (
+                        place(line.mean - line.half),
+                        max(1.0, place(line.mean + line.half) - place(line.mean - line.half)),
+                    )
+                    if math.isfinite(line.half)
+                    else None
+                ),
+                "cells": (
+                    DASH if line.best is None else "●" if line.best else "",
+                    _shown(line.worst),
+                    _shown(line.hurt.get(references[0], math.nan)),
+                    _shown(line.unseen[1] if len(line.unseen) > 1 else math.nan),
+                    _shown(line.megabytes),
+                    _shown(line.seconds),
+                    f"{len(line.scores)} of {len(table.seeds)}",
+                ),
+            }
+            for line in lines
+        ],
+    }
+
+
+def _method(row: str) -> str:
+    """Return the method of a board's row, which begins with the name of a preset."""
+    name = row.partition(" ")[0]
+    return str(groups.load("method", name)["name"]) if name in groups.names("method") else name
+
+
+def _shown(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else DASH
 
 
 def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -218,7 +283,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
     return environment.get_template("page.html").render(
         views=views,
         boards=boards,
-        headings=standings.HEADINGS,
+        headings=BOARD_HEADINGS,
         start=first,
         signs=text.SIGNS,
         facets=_facets(views),

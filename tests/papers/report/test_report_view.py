@@ -6,12 +6,13 @@ import base64
 import dataclasses
 import gzip
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedbench.papers import spec
+from fedbench.papers import report, spec, standings
 from fedbench.papers.report import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed, table_view
 from fedbench.papers.store import Cell, Provenance, TableResult
 from tests.papers.report.toys import judged_table
@@ -216,3 +217,22 @@ def test_the_command_of_a_cell_makes_its_seeds() -> None:
         "python -m fedbench reproduce table=fedcollab_t1 substitute=digits 'method.note='\"'\"'a b'\"'\"'' "
         "rows=2 columns=1 seeds=3"
     )
+
+
+PLACED = {"ditto": 80.0, "fedavg": 70.0, "local": 60.0}
+
+
+def test_a_board_shows_rows_that_lost_seeds_last_and_leads_to_the_methods_pages() -> None:
+    seen = standings.Standing("finetune_head", scores={0: 90.0}, half=math.nan)
+    lines = [standings.Standing(row, scores={0: mean - 1, 1: mean + 1}, half=2.0) for row, mean in PLACED.items()]
+    table = standings.Table("skew", "", (0, 1), (seen, *lines), 2)
+    view = report._federation_view(table, ["local"], "../methods")
+    assert [line["name"] for line in view["lines"]] == ["ditto", "fedavg", "local", "finetune_head"]
+    assert [line["lost"] for line in view["lines"]] == [False, False, False, True]
+    assert view["lines"][3]["page"] == "../methods/finetune.html", "its preset's method"
+    (fedavg, high), (local, low) = view["marks"]
+    assert (fedavg, local) == ("fedavg", "local")
+    assert high > low
+    start, width = view["lines"][0]["bar"]
+    assert start + width == pytest.approx(100), "the highest end"
+    assert len(report.BOARD_HEADINGS) <= 10
