@@ -33,6 +33,8 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
         "dir": {"alpha": 0.5},
         "domain": {"clients_per_domain": 3},
         "dir_fedsac": {"alpha": 0.5, "num_clients": 2},
+        "feature_shift_code": {"decay": 0.0},
+        "concept_shift_code": {"decay": 0.0},
         "pathological_fedsac": {"skew": classes // 5 if classes % 5 == 0 else classes},
         "pathological": {"skew": classes // 5 if classes % 5 == 0 else 31},
         "file": {"path": str(split)},
