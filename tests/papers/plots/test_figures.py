@@ -35,7 +35,7 @@ def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
 
 
 def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
-    from fedbench.plots import fedrema
+    from fedbench.papers.plots import fedrema
 
     for copy in ("a", "b"):
         with style.styled("fedrema_f1"):

@@ -261,7 +261,9 @@ def test_a_group_that_is_none(groups: object, told: str) -> None:
 def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").mkdir()
     text = (groups.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
-    (tmp_path / "table" / "mine.yaml").write_text(text.replace('["*+FedCollab"]', '["*+FedColab"]'))
+    (tmp_path / "table" / "mine.yaml").write_text(
+        text.replace('["*+FedCollab"]', '["*+FedColab"]').replace("name: fedcollab_t1", "name: mine")
+    )
     monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path)
     with pytest.raises(UnknownName, match=r"row in group 'inside FedCollab' of table 'mine' '\*\+FedColab'"):
         spec.load("mine")
