@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fedbench.config import groups
 from fedbench.config.compose import ONE_HYDRA, refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
-from fedbench.core.errors import unknown
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 
@@ -101,6 +101,11 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
+    if "--dry-run" in arguments:
+        raise ConfigError(
+            "--dry-run is of reproduce, figure and leaderboard; of a run --cfg job shows the config and "
+            "prepare --check the data"
+        )
     first = arguments[0] if arguments else ""
     if first.replace("-", "").isalnum() and difflib.get_close_matches(first, COMMANDS):
         raise unknown("command", first, COMMANDS)

@@ -22,7 +22,7 @@ from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
 from fedbench.runs.folder import RESULT, finished_below
-from fedbench.runs.progress import STALE, Output, identity, remark
+from fedbench.runs.progress import STALE, Output, amount, identity, remark
 from fedbench.runs.run import Run, add_client_measures, collect, flat, reaches
 
 if TYPE_CHECKING:
@@ -90,12 +90,12 @@ def collect_command(arguments: Sequence[str]) -> int:
     table["code_changed"] = [", ".join(parts) for parts in changed]
     if any(changed):
         said = remark(part for parts in changed for part in parts)
-        print(f"{sum(map(bool, changed))} of {len(table)} runs, see code_changed: {said}", file=sys.stderr)
+        print(f"{sum(map(bool, changed))} of {amount(len(table), 'run')}, see code_changed: {said}", file=sys.stderr)
     if out is None:
         table.to_csv(sys.stdout, index=False)
         return 0
     write(table, out)
-    print(f"{out}: {len(table)} runs, {len(table.columns)} columns")
+    print(f"{out}: {amount(len(table), 'run')}, {len(table.columns)} columns")
     return 0
 
 

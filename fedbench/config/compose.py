@@ -87,15 +87,17 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def refuse_mixed(override: Override) -> None:
-    """Refuse `method=[a,b]`, of which Hydra would merge b into a, and `~protocol.rounds`; the error says what to do.
+    """Refuse `method=3`, `~protocol.rounds`, and `method=[a,b]`, of which Hydra would merge b into a.
 
-    Without its key a setting would be one that neither the YAML nor the run's label names.
+    The error says what to write. Without its key a setting would be one that neither the YAML nor the run's label names.
     """
     from hydra.core.override_parser.types import OverrideType
 
     key, value = str(override.key_or_group), override.value()
     if override.type == OverrideType.DEL and key.partition(".")[0] in (*groups.REGISTRIES, *groups.SCHEMAS):
         raise ConfigError(f"~{key} would leave {key} to a value that nothing shows; write {key}=VALUE (or =null)")
+    if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, (int, float)):
+        raise ConfigError(f"{key}={value}: the name of an option is a word; choose one: {key}=NAME")
     if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))
         raise ConfigError(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "domain"
 SELECTS = "selects"
+TINIEST, HUGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32, the type of all training
 LARGEST = 2**53  # up to here floats hold whole numbers exactly, and a thousand of them added up fit 64 bits
 
 
@@ -63,6 +64,8 @@ class Selects:
 class Component:
     """Base of everything that a config builds: a frozen dataclass whose values lie in their fields' domains.
 
+    Beyond float32 a number would become 0 or infinite once training uses it, and be taken for a rate that is too high.
+
     A `__post_init__` with rules of its own calls this one first.
     """
 
@@ -78,8 +81,15 @@ class Component:
             domain = each.metadata.get(DOMAIN, ANY)
             value = getattr(self, each.name)
             for one in value if isinstance(value, (tuple, list)) else (value,):
+                key = f"{self.section}.{each.name}".lstrip(".")
                 if one is not None and not domain.holds(one):
-                    raise domain.error(f"{self.section}.{each.name}".lstrip("."), one)
+                    raise domain.error(key, one)
+                if isinstance(one, float) and one and not TINIEST <= abs(one) <= HUGEST:
+                    small = abs(one) < TINIEST
+                    raise ConfigError(
+                        f"{key}={one} is {'0' if small else 'infinite'} in float32, in which networks are trained; "
+                        f"give a size of at {f'least {TINIEST:.2g}' if small else f'most {HUGEST:.2g}'}"
+                    )
 
 
 # ---- fields with a domain
@@ -149,6 +159,11 @@ def _field(default: Any, domain: Domain) -> Any:
 
 T = TypeVar("T")
 
+WANTED = {
+    "to Float": "a number",
+    "to Integer": "a whole number",
+    "valid bool": "true or false",
+}  # by words of OmegaConf
 OWN = __name__.partition(".")[0]
 RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-parameters
 
@@ -293,11 +308,12 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
             section = getattr(cls, "section", None)  # of what a command line sets
             if section is not None and _holds_a_tuple(hints[key]) and isinstance(value, (str, int, float)):
                 name = f"{section}.{key}".lstrip(".")
-                raise ConfigError(f"{name} is a list: {name}=[{value}]") from error
+                raise ConfigError(f"{name} is a list; write {name}=[{value}]") from error
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
-        raise ConfigError(f"{where}{key}: {reason}") from error
+        wanted = next((f"; give {text}" for words, text in WANTED.items() if words in reason), "")
+        raise ConfigError(f"{where}{key}: {reason}{wanted}") from error
     return {**values, **cast("dict[str, Any]", checked)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shlex
@@ -58,7 +59,7 @@ def one_line(error: BaseException) -> str | None:
         return f"not valid YAML: {_flat(str(error))}"  # it names the file and the line
     if isinstance(error, UnicodeDecodeError) and _raised_by(error, ("codecs",)):
         before = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
-        return f"a file is not UTF-8 behind {before!r}; save it as UTF-8"
+        return f"{_being_read(error) or 'a file'} is not UTF-8 behind {before!r}; save it as UTF-8"
     if isinstance(error, OSError):
         return _system(error)
     return _by_others(error)
@@ -99,6 +100,13 @@ def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
     return bool(modules) and modules[-1].startswith(packages)
 
 
+def _being_read(error: BaseException) -> str:
+    """The text file that a function on the way to `error` had open."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    opened = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper))
+    return next((str(file.name) for file in opened), "")
+
+
 def _unknown_option(error: MissingConfigException) -> str:
     """`method=fedavgg`: Hydra knows the group and its options."""
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
@@ -114,6 +122,8 @@ def _unknown_option(error: MissingConfigException) -> str:
         return found
     if text := groups.without_yaml(outer, name):
         return text
+    if outer == "dataset":
+        found += "; your own: dataset=npz for arrays, dataset=images for folders of images"
     return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
 
 
@@ -130,7 +140,8 @@ def _unparsable(error: OverrideParseException) -> str:
     quoted = shlex.quote(f'{key}="{value}"')
     # A text, such as a path, whose signs mean something to Hydra.
     plain = not {*value} & {*'[]{}"'} and ({*value} & {*"/~()=&#'"} or not value.isascii())
-    return f"cannot read {override!r}: {reason}{f'; quote it twice: {quoted}' if plain else ''}"
+    remedy = f"quote it twice: {quoted}" if plain else "close each bracket and quote, and take no sign that opens none"
+    return f"cannot read {override!r}: {reason}; {remedy}"
 
 
 def _composition(error: ConfigCompositionException) -> str:
@@ -160,15 +171,15 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
         named = f"{where}={parent['name']}"
         return f"unknown key '{key}': keys of a model need the model named first: {named} {key}=..."
     if where in REGISTRIES and set(parent) == {"name"}:
-        return f"unknown key '{key}': {where}={parent['name']} has none"
+        return f"unknown key '{key}': {where}={parent['name']} has none, leave it out"
     near = _nearest(parent, prefix, missing, alone="." not in key)
-    return f"unknown key '{key}'; nearest: {near}"
+    return f"unknown key '{key}'; {f'nearest: {near}' if near else 'none is near, --cfg job shows all'}"
 
 
 def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> str:
     """The keys of that name anywhere in the config; else, if the name stands alone, in options that are not chosen.
 
-    Else those with a name close to it: of the same group, or of the whole config.
+    Else those with a name close to it: of the same group, or of the whole config. "" where none is.
     """
     # OmegaConf says in public where a node stands, but not in what; composing the config again would take 0.1 s.
     root = parent._get_root()
@@ -180,7 +191,8 @@ def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> s
     by_name = {str(key): f"{prefix}{key!s}" for key in parent if key != "hydra"}
     if alone:
         by_name |= {key.rpartition(".")[2]: key for key in reversed(keys)}
-    return ", ".join(by_name.get(name, name) for name in nearest(missing, by_name).split(", "))
+    near = nearest(missing, by_name).split(", ")
+    return "" if near[-1] == "..." else ", ".join(by_name.get(name, name) for name in near)
 
 
 def _elsewhere(missing: str) -> str:

@@ -310,7 +310,9 @@ class HardwareConfig(Component):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
-            raise ConfigError(f"hardware.device={self.device} is none of auto, cpu, cuda and cuda:0, cuda:1, ...")
+            raise ConfigError(
+                f"hardware.device={self.device} is none of auto, cpu, cuda and cuda:0, cuda:1, ...; use one"
+            )
 
 
 # A run besides its components: seeds, which change results; folders, checkpoints, trackers, display, which do not.
@@ -355,7 +357,7 @@ class MlflowConfig(Component):
     section: ClassVar[str] = "mlflow"
 
     enabled: bool = False
-    uri: str | None = None  # of the tracking server; None: MLflow's own default
+    uri: str | None = None  # of the tracking server; None: MLFLOW_TRACKING_URI, else mlflow.db in runs_dir
     experiment: str = "fedbench"
 
 

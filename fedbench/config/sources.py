@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from fedbench.config import groups
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
-MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
+MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
 
 
 class VirtualSource(ConfigSource):

@@ -72,7 +72,13 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownName:
     """The error for an unknown `kind` (method, data set, key, ...) called `name`."""
-    return UnknownName(f"unknown {kind} '{name}'; nearest: {nearest(name, options)}")
+    near = nearest(name, options)
+    return UnknownName(f"unknown {kind} '{name}'; {f'nearest: {near}' if near else 'there is none, leave it out'}")
+
+
+def reason_of(error: BaseException, most: int = 200) -> str:
+    """What `error` says, in one line of at most so many characters; its class where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 Report = Callable[[str, int, int | None], None]

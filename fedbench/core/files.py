@@ -285,6 +285,9 @@ class FolderLock:
                 return
             if error.errno not in NO_LOCKS or self._by_presence:
                 link = "it is a symbolic link; remove it" if self._path.is_symlink() else error.strerror
+                nowhere = next((each for each in self._path.parents if each.is_symlink() and not each.exists()), None)
+                if nowhere:
+                    link = f"{nowhere} is a link to {nowhere.readlink()}, where there is nothing; remove it"
                 raise FedbenchError(f"cannot lock {self._path}: {link}") from error
             self._path.unlink(missing_ok=True)
             self._path = self._folder / ".held"

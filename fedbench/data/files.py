@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import finite, positive
 from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, reason_of, silent
 from fedbench.core.files import make_folder, settle
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Availability, Dataset, DataSource
@@ -195,8 +195,7 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
     except Exception as error:  # a damaged archive can fail in any way inside its reader
         if isinstance(error, OSError) and error.errno not in NOT_THIS_DISK:
             raise
-        reason = " ".join(str(error).split())
-        raise DataCorrupt(f"{archive} is damaged ({reason}); fetch it again") from error
+        raise DataCorrupt(f"{archive} is damaged ({reason_of(error)}); fetch it again") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -9,15 +9,18 @@ import os
 import pickle
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.errors import DataCorrupt, Report, silent
+from fedbench.core.errors import DataCorrupt, Report, reason_of, silent
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # The idx format of MNIST and its successors: magic, big-endian dimensions, then unsigned bytes.
 #
@@ -61,17 +64,17 @@ def _idx_array(path: Path, stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     """The array in `stream`, of which no more is read than the dimensions say."""
     magic = stream.read(4)
     if len(magic) < 4 or magic[:3] != bytes([0, 0, UNSIGNED_BYTES]) or not 0 < magic[3] <= MOST_DIMENSIONS:
-        raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {magic.hex()})")
+        raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {magic.hex()}); fetch it again")
     header = stream.read(4 * magic[3])
     if len(header) < 4 * magic[3]:
-        raise DataCorrupt(f"{path} ends inside its header")
+        raise DataCorrupt(f"{path} ends inside its header; fetch it again")
     dims = struct.unpack(f">{magic[3]}I", header)
     announced, content = math.prod(dims), bytearray()
     while chunk := stream.read(min(READ_AT_ONCE, announced + 1 - len(content))):
         content += chunk
     if len(content) != announced or not content:
         held = f"more than {announced}" if len(content) > announced else len(content)
-        raise DataCorrupt(f"{path} holds {held} bytes, its header announces {announced}")
+        raise DataCorrupt(f"{path} holds {held} bytes, its header announces {announced}; fetch it again")
     return np.frombuffer(content, np.uint8).reshape(dims)
 
 
@@ -83,11 +86,11 @@ def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[NDAr
     """
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or x.shape[1:] != (size, size):
-        raise DataCorrupt(f"{images} holds shape {x.shape}, expected [n, {size}, {size}]")
+        raise DataCorrupt(f"{images} holds shape {x.shape}, expected [n, {size}, {size}]; fetch it again")
     if y.shape != (len(x),):
-        raise DataCorrupt(f"{labels} holds shape {y.shape}, expected [{len(x)}] as in {images.name}")
+        raise DataCorrupt(f"{labels} holds shape {y.shape}, expected [{len(x)}] as in {images.name}; fetch it again")
     if len(y) and y.max() >= classes:
-        raise DataCorrupt(f"{labels} holds label {y.max()}, expected 0..{classes - 1}")
+        raise DataCorrupt(f"{labels} holds label {y.max()}, expected 0..{classes - 1}; fetch it again")
     return x[:, None], y.astype(np.int64)
 
 
@@ -159,8 +162,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = dict(_Restricted(io.BytesIO(raw), encoding="bytes").load())
         named = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
     except Exception as error:  # a damaged pickle can fail in any way inside the unpickler
-        reason = " ".join(str(error).split())[:200]
-        raise DataCorrupt(f"{path} is truncated, damaged or unsafe ({reason}); fetch it again") from error
+        raise DataCorrupt(f"{path} is truncated, damaged or unsafe ({reason_of(error)}); fetch it again") from error
     return {key: value.values if isinstance(value, _Array) else value for key, value in named.items()}
 
 
@@ -173,17 +175,17 @@ def read_batch(path: Path, labels: Mapping[str, int]) -> tuple[NDArray[np.uint8]
     content = read_pickle(path)
     x = content.get("data")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * 32 * 32:
-        raise DataCorrupt(f"{path}: 'data' is no uint8 array [n, 3072]")
+        raise DataCorrupt(f"{path}: 'data' is no uint8 array [n, 3072]; fetch it again")
     found = {key: _batch_labels(path, key, content.get(key), len(x), count) for key, count in labels.items()}
     return x.reshape(-1, 3, 32, 32), found
 
 
 def _batch_labels(path: Path, key: str, listed: Any, samples: int, classes: int) -> NDArray[np.int64]:
     if not isinstance(listed, list) or len(listed) != samples or not all(type(v) is int for v in listed):
-        raise DataCorrupt(f"{path}: '{key}' is no list of {samples} integers")
+        raise DataCorrupt(f"{path}: '{key}' is no list of {samples} integers; fetch it again")
     y = np.array(listed, dtype=np.int64)
     if len(y) and not 0 <= y.min() <= y.max() < classes:
-        raise DataCorrupt(f"{path}: {key} span {y.min()}..{y.max()}, expected 0..{classes - 1}")
+        raise DataCorrupt(f"{path}: {key} span {y.min()}..{y.max()}, expected 0..{classes - 1}; fetch it again")
     return y
 
 
@@ -192,18 +194,26 @@ def _batch_labels(path: Path, key: str, listed: Any, samples: int, classes: int)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # whatever the name says; others may run programs or hold several
 MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
+WITH_ALPHA = ("RGBA", "LA", "PA")  # Pillow's modes
+SQUEEZED = 2  # times as long as wide: what is scaled to a square is hardly the same thing
 DECODED_AT_ONCE = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]
 
 
 def read_images(
-    paths: Sequence[Path], size: int, *, resize: bool = False, upright: bool = False, report: Report = silent
+    paths: Sequence[Path],
+    size: int,
+    *,
+    resize: bool = False,
+    upright: bool = False,
+    report: Report = silent,
+    doubts: dict[str, list[Path]] | None = None,
 ) -> Images:
     """The files as colour images [n, 3, size, size]; grey ones are repeated over the channels.
 
     Images of another size are scaled to it if `resize` (bilinear with antialiasing, the aspect is not kept), else
     refused. `upright`: images that a camera marked as turned (EXIF) are turned back; benchmarks are read as stored, as
-    torchvision does.
+    torchvision does. What scaling loses is added to `doubts`: in words, and the files that it is of.
 
     Raises:
         DataCorrupt: a file that is missing, truncated, no image, or of another size.
@@ -212,7 +222,7 @@ def read_images(
 
     def chunk(start: int) -> int:
         for i, path in enumerate(paths[start : start + DECODED_AT_ONCE], start):
-            x[i] = _read_image(path, size, resize, upright).transpose(2, 0, 1)
+            x[i] = _read_image(path, size, resize, upright, {} if doubts is None else doubts).transpose(2, 0, 1)
         return start
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -221,8 +231,8 @@ def read_images(
     return x
 
 
-def _read_image(path: Path, size: int, resize: bool, upright: bool) -> Images:
-    """One file [size, size, 3]."""
+def _read_image(path: Path, size: int, resize: bool, upright: bool, doubts: dict[str, list[Path]]) -> Images:
+    """One file [size, size, 3]; `doubts` as `read_images` has them."""
     from PIL import Image, ImageOps
 
     try:
@@ -231,6 +241,8 @@ def _read_image(path: Path, size: int, resize: bool, upright: bool) -> Images:
             if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
                 expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
                 raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
+            for doubt in _lost(image):
+                doubts.setdefault(doubt, []).append(path)
             turned = ImageOps.exif_transpose(image) if upright else image
             if turned.mode.startswith("I"):  # 16 bits of grey: the upper eight, as of 16 bits of colour
                 colour = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8)).convert("RGB")
@@ -244,9 +256,17 @@ def _read_image(path: Path, size: int, resize: bool, upright: bool) -> Images:
     except DataCorrupt:
         raise
     except Exception as error:  # a damaged image can fail in any way inside its decoder
-        reason = " ".join(str(error).split())
-        raise DataCorrupt(f"{path} is no image or a damaged one ({reason}); fetch it again") from error
+        raise DataCorrupt(f"{path} is no image or a damaged one ({reason_of(error)}); fetch it again") from error
     return np.asarray(colour)
+
+
+def _lost(image: Image.Image) -> Iterator[str]:
+    """Yield what a square of colours does not keep of `image`, and what to do."""
+    if max(image.size) > SQUEEZED * min(image.size):
+        yield f"are over {SQUEEZED} times as long as wide and squeezed to a square; crop or pad them"
+    clear = image.mode in WITH_ALPHA or "transparency" in image.info
+    if clear and image.convert("RGBA").getextrema()[3] != (255, 255):
+        yield "are transparent, which is left out; put them on a background"
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -175,6 +175,7 @@ def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConf
         source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
         raise ConfigError(
             f"{source} on the test split too, so it cannot be the global test set; use protocol.test.sets=local"
+            f"{'' if spec.pools else ', or protocol.test.pool=false'}"
         )
     if test.whole and dataset.num_train == len(dataset):
         raise ConfigError(f"{dataset.name} has no test split; use protocol.test.sets=local")
@@ -226,7 +227,10 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
     used = np.concatenate([part for name in SETS for part in getattr(partition, name)])
     if not 0 <= used.min() <= used.max() < len(dataset):
         wrong = used.min() if used.min() < 0 else used.max()
-        raise ConfigError(f"partition {label} uses sample {wrong}, the data set has {len(dataset)}")
+        raise ConfigError(
+            f"partition {label} uses sample {wrong}{'' if wrong >= 0 else f' (unsigned {int(wrong) + 2**64})'}, the "
+            f"data set has {len(dataset)}; number them from 0"
+        )
     shapes = {"rotation": (clients,), "label_map": (clients, dataset.classes)}
     for name, shape in shapes.items():
         value = getattr(partition, name)

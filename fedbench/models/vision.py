@@ -8,12 +8,14 @@ import hashlib
 import pickle
 from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from fedbench.core.cache import source_key
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
@@ -22,6 +24,9 @@ from fedbench.models.layers import GlobalMean, Places, PlacesMean, replace_batch
 from fedbench.models.task import Model
 
 # Files of ImageNet weights: where torchvision keeps them, fetching them, reading them without executing anything.
+
+
+PARALLEL = "module."  # before each name of a network that was saved inside torch's DataParallel
 
 
 def _official(architecture: str) -> Any:
@@ -54,8 +59,10 @@ def fetch_weights(architecture: str) -> None:
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The state dict in `path`, which is not executed: tensors only.
 
+    Of a training checkpoint its `state_dict`; the prefix `module.` that DataParallel puts before each name is left out.
+
     Raises:
-        DataCorrupt: it holds none that torch can read.
+        DataCorrupt: it holds none that torch can read, or a value that is not finite.
     """
     try:
         return _weights(path, source_key("weights", [path]))
@@ -67,8 +74,39 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 @functools.lru_cache(maxsize=1)
 def _weights(path: Path, _: str) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(leaf, torch.Tensor) for leaf in state.values()):
+        raise DataCorrupt(f"{path} holds no state dict, names of leaves and tensors; save net.state_dict()")
+    if all(name.startswith(PARALLEL) for name in state):
+        consume_prefix_in_state_dict_if_present(state, PARALLEL)
+    for name, leaf in state.items():
+        if not leaf.isfinite().all():
+            raise DataCorrupt(f"{path}: '{name}' holds values that are not finite; take weights of another epoch")
     return state
+
+
+def fill(net: nn.Module, state: Mapping[str, torch.Tensor], where: str, whose: str) -> None:
+    """Put the leaves of `state`, read from the file `where`, into `net`.
+
+    Raises:
+        DataCorrupt: the first leaf that is missing, of another shape or too much.
+    """
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        own = net.state_dict()
+        wrong = [f"lacks '{name}'" for name in own if name not in state and not name.endswith("num_batches_tracked")]
+        wrong += [
+            f"has '{name}' of shape {list(state[name].shape)} and not {list(leaf.shape)}"
+            for name, leaf in own.items()
+            if name in state and state[name].shape != leaf.shape
+        ]
+        wrong += [f"has '{name}', which the network lacks" for name in state if name not in own]
+        raise DataCorrupt(
+            f"{where} is no state dict of {whose}: it {wrong[0]}; set model.weights=FILE to one that is"
+        ) from error
 
 
 def weights_hash(path: Path) -> str:
@@ -140,12 +178,7 @@ class Vision(Model):
             return {}
         net = self._network(IMAGENET_CLASSES)
         state = self._state()
-        try:
-            net.load_state_dict(state)
-        except (RuntimeError, AttributeError, TypeError) as error:
-            raise DataCorrupt(
-                f"the weights for model={self.name} are no state dict of torchvision's {self.architecture}"
-            ) from error
+        fill(net, state, str(self._file()), f"torchvision's {self.architecture}")
         leaves = replace_batch_norm(self.stages(net, 3)).state_dict()
         return {name: leaf for name, leaf in leaves.items() if not name.startswith("head.")}
 
@@ -315,10 +348,7 @@ class LibraryModel(Model):
         left_out = (f"{place}.", *AUXILIARY.get(str(self.architecture), ()))
         for name in [name for name in state if name.startswith(left_out)]:
             del kept[name]
-        try:
-            net.load_state_dict(kept)
-        except (RuntimeError, AttributeError, TypeError) as error:
-            raise DataCorrupt(f"{self.weights} is no state dict of {self.library}'s {self.architecture}") from error
+        fill(net, kept, str(self.weights), f"{self.library}'s {self.architecture}")
         return {f"body.{name}": leaf for name, leaf in replace_batch_norm(_unfolded(net)).state_dict().items()}
 
     def lacking(self) -> str:
@@ -333,10 +363,11 @@ class LibraryModel(Model):
     def _network(self, channels: int, classes: int) -> nn.Module:
         known = self.names()
         if self.architecture not in known:
-            given = "" if self.architecture is None else f" '{self.architecture}'"
+            if self.architecture is None:
+                raise ConfigError(f"model={self.library} has no network; give model.architecture=NAME, as {known[0]}")
             raise ConfigError(
-                f"model={self.library} takes the name of a network in model.architecture, and{given or ' none'} is "
-                f"not one; nearest: {nearest(str(self.architecture), known)}"
+                f"model.architecture={self.architecture} is no network of {self.library}; "
+                f"nearest: {nearest(self.architecture, known)}"
             )
         net = self.create(channels, classes)
         for place, module in list(net.named_modules()):

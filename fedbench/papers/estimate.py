@@ -30,7 +30,7 @@ from fedbench.papers.plan import Job, Plan, of_runs
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build
 from fedbench.runs.fingerprint import machine
-from fedbench.runs.progress import human_bytes, rough_seconds
+from fedbench.runs.progress import amount, human_bytes, rough_seconds
 
 FORWARD_SHARE = 1 / 3  # of a training step's time
 PROCESS = 450e6  # bytes of Python with PyTorch
@@ -143,7 +143,7 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     for reason, identities in total.unknown.items():
         yield f"cannot be built: {of_runs(plan, identities)}: {reason}"
     ways = {"finished ones": total.finished, "a step timed here, without starts and servers": total.timed}
-    how = ", ".join(f"{count} runs by {way}" for way, count in ways.items() if count)
+    how = ", ".join(f"{amount(count, 'run')} by {way}" for way, count in ways.items() if count)
     if not how:
         return
     yield f"time: about {rough_seconds(total.seconds / at_once)} on this machine, {at_once} at once ({how})"

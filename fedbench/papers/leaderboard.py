@@ -13,7 +13,7 @@ from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import held, make_folder
 from fedbench.papers.reproduce import launcher_of, make_runs, select
-from fedbench.runs.progress import rough_seconds
+from fedbench.runs.progress import amount, rough_seconds
 
 if TYPE_CHECKING:
     from fedbench.papers.boards import Ledger
@@ -80,7 +80,7 @@ def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequ
         raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
     page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
     write_text(page, standings.markdown(drawn))
-    print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours by their clocks")
+    print(f"{page}: {amount(drawn.runs, 'run')}, {drawn.cost:.2f} hours by their clocks")
     if store.folders(results):  # a page has one at least
         print(f"beside the tables: python -m fedbench report {results}")
     lacking, board = dict[str, list[str]](), ledger.board
@@ -108,7 +108,7 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{FINAL}, seed {', '.join(map(str, stage.seeds))}" if stage.name == FINAL else stage.name
-        print(f"{name}: {len(entries)} runs, {len(missing)} to do", flush=True)
+        print(f"{name}: {amount(len(entries), 'run')}, {len(missing)} to do", flush=True)
         try:
             if missing:
                 make_runs([entry.job for entry in missing], launcher)
@@ -119,7 +119,7 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
         if lost := ledger.missing(missing):  # the next stage would go on without these trials
             first = " ".join(lost[0].job.overrides)
             again = "wait for the process that makes them, if there is one, then give the same command again"
-            return f"{len(lost)} runs of {name} did not end, as {first}; {again}"
+            return f"{amount(len(lost), 'run')} of {name} did not end, as {first}; {again}"
     return ""
 
 
@@ -143,6 +143,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
         total.seconds += taken
     yield (
-        f"{runs} runs, about {total.seconds / 3600:.1f} hours of one core and {rough_seconds(total.seconds / at_once)} "
-        f"with {at_once} at once, without what servers do and before what is there already is taken off"
+        f"{amount(runs, 'run')}, about {total.seconds / 3600:.1f} hours of one core and "
+        f"{rough_seconds(total.seconds / at_once)} with {at_once} at once, without what servers do and "
+        "before what is there already is taken off"
     )

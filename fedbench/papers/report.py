@@ -30,6 +30,7 @@ from fedbench.papers.store import SEPARATOR, Cell, TableResult
 from fedbench.papers.text import DASH, Judged, Layout, Text, notes
 from fedbench.papers.verdict import NONE, verdict_of
 from fedbench.plots.style import cluster_order
+from fedbench.runs.progress import amount
 
 # What lies behind the cells of a table, packed small for the page: learning curves, matrices, clients.
 
@@ -160,7 +161,7 @@ def report_command(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     out = given.out or given.results / "index.html"
     tables = build(given.results, out, given.methods)
-    print(f"{out} ({tables} tables, {out.stat().st_size / 1e6:.1f} MB)")
+    print(f"{out} ({amount(tables, 'table')}, {out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 

@@ -24,7 +24,7 @@ from fedbench.papers import render, spec, store, text, verdict
 from fedbench.papers.spec import Selection, TableSpec
 from fedbench.papers.store import PENDING, Cell, RunCounts, TableResult
 from fedbench.papers.verdict import Verdict
-from fedbench.runs.progress import Output
+from fedbench.runs.progress import Output, amount
 
 if TYPE_CHECKING:
     from fedbench.papers.figure_plan import FigurePlan
@@ -227,7 +227,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.seeds) for cell in plan.cells)
     console.print(
-        f"{cells} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
+        f"{amount(cells, 'cell')}, seeds {', '.join(map(str, plan.seeds))}, {amount(len(jobs), 'run')}: "
         f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
         f"{at_once} at once"
     )
@@ -256,7 +256,8 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
         else:
             blank.append((row, column, metric))
     if blank:
-        yield f"no published value: {len(blank)} cells; a line of fedbench/papers/published.csv for each that has one:"
+        found = amount(len(blank), "cell")
+        yield f"no published value: {found}; a line of fedbench/papers/published.csv for each that has one:"
     for row, column, metric in blank:
         given = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         words = (given.get(key, "") for key in ("dataset", "partition", "method", "metric"))
@@ -317,8 +318,8 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
     whole = there == len(cells) and not lacking
     print(
-        f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
-        f"{folder / 'table.md'}{rest}; {made} runs asked of this call"
+        f"{'complete' if whole else 'incomplete'}: {there} of {amount(len(cells), 'cell')} asked for are in "
+        f"{folder / 'table.md'}{rest}; {amount(made, 'run')} asked of this call"
     )
     print(f"with curves and matrices: python -m fedbench report {results}")
     return OK if whole else INCOMPLETE
@@ -382,7 +383,7 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     refused = len(selection.figures) - len(plans)
     begun = time.monotonic()
     missing = plan.merged([job for each in plans for job in each.missing()])
-    print(f"{len(plans)} figures, {len(missing)} runs to make, {at_once} at once")
+    print(f"{amount(len(plans), 'figure')}, {amount(len(missing), 'run')} to make, {at_once} at once")
     if selection.dry_run:
         return OK
     if missing:

@@ -156,7 +156,8 @@ def resolve(config: DictConfig) -> RunConfig:
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        key = error.full_key or "the config"
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give a value: {key}=VALUE") from error
     return from_plain(cast("dict[str, Any]", plain))
 
 

@@ -7,13 +7,14 @@ does has a time limit. What has failed is left for all later runs of the process
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from fedbench.core.files import short_name
 from fedbench.engine.history import Labels, Observer, Record, record_row
@@ -213,7 +214,7 @@ class MlflowTracker(Tracker):
 
         for name, value in MLFLOW.items():
             os.environ.setdefault(name, value)
-        self._client, name = MlflowClient(tracking_uri=self.options["uri"]), self.options["experiment"]
+        self._client, name = MlflowClient(tracking_uri=self._store()), self.options["experiment"]
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         before = self._client.search_runs([experiment], f"tags.key = '{self.key}'")  # the last that began first
@@ -229,6 +230,15 @@ class MlflowTracker(Tracker):
             self._run = made.info.run_id
             for name, value in flat(self.config).items():
                 self._client.log_param(self._run, name, str(value)[:LONGEST])
+
+    def _store(self) -> str | None:
+        """The server's address; beside the runs where none is given, as MLflow's own place is the current folder."""
+        if self.options["uri"] or os.environ.get("MLFLOW_TRACKING_URI"):
+            return cast("str | None", self.options["uri"])
+        runs = Path(self.config["runs_dir"]).resolve()
+        runs.mkdir(parents=True, exist_ok=True)
+        in_file = importlib.util.find_spec("sqlalchemy") is None  # which MLflow's small package does without
+        return (runs / "mlruns").as_uri() if in_file else f"sqlite:///{runs / 'mlflow.db'}"
 
     def scalar(self, name: str, value: float, round_: int | None = None) -> None:
         self._client.log_metric(self._run, name if round_ is not None else f"final_{name}", value, step=round_)

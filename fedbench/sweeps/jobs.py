@@ -21,7 +21,7 @@ from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
 from fedbench.core.files import make_folder, wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
-from fedbench.runs.progress import human_seconds
+from fedbench.runs.progress import human_seconds, result_line
 
 if TYPE_CHECKING:
     from fedbench.runs.config import RunConfig
@@ -170,8 +170,9 @@ def _outcome(config: DictConfig) -> JobOutcome:
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other
             run = run.changed(progress="lines")
         result = _execute(run)
-        if here and alone and run.settings.progress != "none":
-            print(f"folder: {result.folder}")
+        if here and alone:
+            quiet = run.settings.progress == "none"
+            print(*([result_line(result.row)] if quiet else []), f"folder: {result.folder}", sep="\n")
         return JobOutcome(
             _overrides(),
             dict(result.row),

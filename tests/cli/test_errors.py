@@ -18,6 +18,7 @@ from fedbench.data.partitions.file import read_arrays
 from fedbench.papers.reproduce import select
 from fedbench.runs.config import RunConfig, resolve
 from tests.helpers.runner import FakeRunner
+from tests.helpers.said import lacks
 from tests.helpers.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -81,9 +82,9 @@ BAD = [
     (["runs_dir=ä/ö(1)"], """; quote it twice: 'runs_dir="ä/ö(1)"'"""),
     (["dataset.path=a=b"], """; quote it twice: 'dataset.path="a=b"'"""),
     (["runs_dir='~/x'"], "runs_dir=~/x: ~ is read by shells alone; write the folder out"),
-    (["record=cka"], "record is a list: record=[cka]"),
-    (["wandb.tags=a"], "wandb.tags is a list: wandb.tags=[a]"),
-    (["method=3"], "Config group override must be a string or a list. Got int"),
+    (["record=cka"], "record is a list; write record=[cka]"),
+    (["wandb.tags=a"], "wandb.tags is a list; write wandb.tags=[a]"),
+    (["method=3"], "method=3: the name of an option is a word; choose one: method=NAME"),
     (["~method"], "method: no option chosen"),
     (["runs_dir=${nowhere}"], "nowhere"),
     (["seed=???"], "seed"),
@@ -104,6 +105,7 @@ def test_bad_input_has_a_one_line_message(toy: Path, arguments: list[str], messa
     assert message in line
     assert "\n" not in line
     assert len(line) < 300
+    assert lacks(line, arguments) == []
 
 
 @pytest.mark.parametrize(

@@ -108,20 +108,20 @@ def _index(path: Path) -> dict[int, str]:
     for line in lines_of(path):
         number, _, value = line.partition(" ")
         if not number.isdigit() or not value or int(number) in found:
-            raise DataCorrupt(f"{path} has the line '{line[:60]}', expected a new number and a value")
+            raise DataCorrupt(f"{path} has the line '{line[:60]}', expected a new number and a value; fetch it again")
         found[int(number)] = value
     return found
 
 
 def _label(path: Path, text: str, classes: int) -> int:
     if not text.isdigit() or not 1 <= int(text) <= classes:
-        raise DataCorrupt(f"{path} has the label '{text}', expected 1..{classes}")
+        raise DataCorrupt(f"{path} has the label '{text}', expected 1..{classes}; fetch it again")
     return int(text) - 1
 
 
 def _inside(folder: Path, name: str, index: Path) -> Path:
     if name.startswith("/") or ".." in name.split("/"):
-        raise DataCorrupt(f"{index} names '{name}', which lies outside the data set")
+        raise DataCorrupt(f"{index} names '{name}', which lies outside the data set; fetch it again")
     return folder / name
 
 

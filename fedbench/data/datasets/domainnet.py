@@ -133,7 +133,9 @@ class DomainNet(FileSource):
             path, _, label = line.rpartition(" ")
             parts = path.split("/")
             if len(parts) != 3 or parts[0] != domain or ".." in parts or not label.isdigit():
-                raise DataCorrupt(f"{file} has the line '{line[:60]}', expected '{domain}/class/image label'")
+                raise DataCorrupt(
+                    f"{file} has the line '{line[:60]}', expected '{domain}/class/image label'; fetch it again"
+                )
             items.append(Item(path, int(label)))
         published = LISTED[domain][SPLITS.index(split)]
         if len(items) != published and not self.partial:

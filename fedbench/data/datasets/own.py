@@ -35,6 +35,7 @@ SPLITS = ("training", "test")
 KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # numpy's letters for types of numbers
 APART = 3.0  # times the deviation of the training samples at which test samples are on another scale
 EXACT = 2**53  # whole numbers up to it are told apart as floats
+PIXELS = 255  # whole numbers that span more are no pixels
 MISSING = ("", "nan", "none")  # what a label that is missing becomes as a word
 
 
@@ -54,7 +55,10 @@ class OwnData(DataSource):
 
     @abstractmethod
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
-        """(training, test) samples as `x` [n, ...] and `y` [n]; no test samples: a fifth will be."""
+        """(training, test) samples as `x` [n, ...] and `y` [n]; no test samples: a fifth will be.
+
+        `said`, if it is there, holds lines on what may be meant otherwise.
+        """
 
     @abstractmethod
     def files(self, path: Path) -> list[Path]:
@@ -122,7 +126,8 @@ class Npz(OwnData):
         names = {"x", "y"} | ({"x_test", "y_test"} if {"x_test", "y_test"} & set(arrays) else set())
         if names != set(arrays):
             raise DataCorrupt(
-                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and y_test"
+                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and y_test; "
+                "for clients of your own use partition=file with the indices of each"
             )
         test = {name: arrays[f"{name}_test"] for name in ("x", "y")} if "x_test" in arrays else None
         return {"x": arrays["x"], "y": arrays["y"]}, test
@@ -158,6 +163,8 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         labels, said = _labels([part["y"] for part in parts])
     except (ValueError, TypeError) as error:
         raise DataCorrupt(f"{path}: {error}") from error
+    said += [line for part in parts for line in part.get("said", np.zeros(0, np.str_)).tolist()]
+    said += _understood(train["x"])
     names, y = np.unique(labels, return_inverse=True)
     if len(names) < 2:
         raise DataCorrupt(f"{path}: all labels are {names[0]}, so that any model is right; give two classes")
@@ -217,9 +224,8 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
     words = [kinds.get(part.dtype.kind, "numbers") for part in parts]
     if words[0] != words[-1]:
         raise ValueError(f"training labels are {words[0]}, test labels {words[-1]}; write both in one way")
-    said: list[str] = []
     if words[0] == "words":
-        return np.concatenate(parts), said
+        return np.concatenate(parts), []
     whole = []
     for split, part in zip(SPLITS, parts, strict=False):
         if part.dtype.kind not in KINDS:
@@ -233,10 +239,28 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
             )
         if part.dtype.kind == "u" and part.max() > np.iinfo(np.int64).max:
             raise ValueError(f"{split} labels do not fit into int64; number the classes")
-        if part.dtype.kind == "f":
-            said.append(f"{split} labels are floats; as they are whole they were taken for classes")
         whole.append(part.astype(np.int64))
-    return np.concatenate(whole), said
+    labels = np.concatenate(whole)
+    taken = f"labels are floats; as they are whole they were taken for {len(np.unique(labels))} classes"
+    floats = [split for split, part in zip(SPLITS, parts, strict=False) if part.dtype.kind == "f"]
+    return labels, [f"{split} {taken}, a quantity is not predicted here" for split in floats]
+
+
+def _understood(x: NDArray[Any]) -> list[str]:
+    """What training samples as they are in the file were taken for, where they may be meant otherwise."""
+    said = []
+    if x.dtype.kind in "iu" and x.dtype != np.uint8 and int(x.max()) - int(x.min()) > PIXELS:
+        said.append(
+            f"samples are integers from {x.min()} to {x.max()}, taken for quantities; no network here reads numbers of "
+            "tokens, so give an embedding of such"
+        )
+    if x.ndim == 3 and x.shape[1] != x.shape[2]:
+        rows, columns = x.shape[1:]
+        said.append(
+            f"samples [{rows}, {columns}] were taken for grey images; give a series of {rows} channels as "
+            f"[n, {rows}, 1, {columns}]"
+        )
+    return said
 
 
 def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
@@ -333,8 +357,13 @@ class ImageFolder(OwnData):
             raise DataCorrupt(
                 f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) in a folder for each class: CLASS/IMAGE"
             )
-        x = read_images(files, self.size, resize=True, upright=True, report=report)
-        return {"x": x, "y": np.array([file.parent.name for file in files])}
+        doubts: dict[str, list[Path]] = {}
+        x = read_images(files, self.size, resize=True, upright=True, report=report, doubts=doubts)
+        said = [
+            f"{len(found)} of {len(files)} images, the first {min(found).relative_to(folder)}, {doubt}"
+            for doubt, found in sorted(doubts.items())
+        ]
+        return {"x": x, "y": np.array([file.parent.name for file in files]), "said": np.array(said, dtype=np.str_)}
 
 
 def _splits(path: Path) -> list[Path]:
