@@ -265,7 +265,7 @@ def _lost(image: Image.Image) -> Iterator[str]:
     if max(image.size) > SQUEEZED * min(image.size):
         yield f"are over {SQUEEZED} times as long as wide and squeezed to a square; crop or pad them"
     clear = image.mode in WITH_ALPHA or "transparency" in image.info
-    if clear and image.convert("RGBA").getextrema()[3] != (255, 255):
+    if clear and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
         yield "are transparent, which is left out; put them on a background"
 
 

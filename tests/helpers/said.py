@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 DO = re.compile(
     r"\b(use|give|set|add|takes?|write|save|lower|raise|fetch|leave|remove|quote|nearest|make|number|must|needs?|choose"
-    r"|example|call)\b"
+    r"|example|call|a run of each)\b"
 )
 STATES = ("unknown", "no place", "not found", "Missing", "must be", "need the model named")  # of what is no value
 

@@ -242,8 +242,8 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
         whole.append(part.astype(np.int64))
     labels = np.concatenate(whole)
     taken = f"labels are floats; as they are whole they were taken for {len(np.unique(labels))} classes"
-    floats = [split for split, part in zip(SPLITS, parts, strict=False) if part.dtype.kind == "f"]
-    return labels, [f"{split} {taken}, a quantity is not predicted here" for split in floats]
+    told = [split for split, part in zip(SPLITS, parts, strict=False) if part.dtype.kind == "f"]
+    return labels, [f"{split} {taken}, a quantity is not predicted here" for split in told]
 
 
 def _understood(x: NDArray[Any]) -> list[str]:
