@@ -121,7 +121,8 @@ def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
 
     sources.register()
     tell_of_doubles(arguments)
-    arguments = sorted(arguments, key=lambda text: text not in SWEEPING)  # after an override argparse knows none
+    # After an override argparse knows no option; what an option takes stays behind it.
+    arguments = sorted(arguments, key=lambda text: (text not in SWEEPING, "=" in text and text[0] != "-"))
     with ONE_HYDRA, _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
         hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     return outcomes

@@ -89,7 +89,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 def refuse_mixed(override: Override) -> None:
     """Refuse `method=3`, `~protocol.rounds`, and `method=[a,b]`, of which Hydra would merge b into a.
 
-    The error says what to write. Without its key a setting would be one that neither the YAML nor the run's label names.
+    The error says what to write. Without its key a setting is one that neither the YAML nor the run's label names.
     """
     from hydra.core.override_parser.types import OverrideType
 

@@ -59,6 +59,7 @@ def counted(first: int, jobs: int) -> Iterator[None]:
 
 
 _count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
+_launcher: ContextVar[str] = ContextVar("_launcher", default="")  # the class of a sweep's, in the process that it is of
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
     alone = HydraConfig.get().mode == RunMode.RUN
     plain: Mapping[str, Any] = {}
     try:
+        _refuse_another_launcher()
         run = resolve(config)
         plain = run.plain
         name = run.settings.sweep.name
@@ -187,6 +189,14 @@ def _outcome(config: DictConfig) -> JobOutcome:
         if here:
             tell(failure)
         return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, shown=here)
+
+
+def _refuse_another_launcher() -> None:
+    """Refuse a launcher that a swept experiment names: it would launch nothing, as the sweep has its own by then."""
+    chosen, own = HydraConfig.get().launcher.get("_target_"), _launcher.get()
+    if own and chosen != own:
+        name = HydraConfig.get().runtime.choices.get("hydra/launcher")
+        raise ConfigError(f"hydra/launcher={name} of a swept config comes too late; add it to the command")
 
 
 def _execute(run: RunConfig) -> Run:
@@ -227,12 +237,15 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         launcher.joblib = {**options, "n_jobs": _needed(options["n_jobs"], len(batch))}
     with passed_on(folder):
         returned: list[JobReturn] = []
+        token = _launcher.set(f"{type(launcher).__module__}.{type(launcher).__qualname__}")
         try:
             with _each_for_itself(folder):
                 returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
             if not asked():
                 raise
+        finally:
+            _launcher.reset(token)
         if signal := asked():
             raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
     for job, overrides in zip(returned, batch, strict=False):  # one that died did not say which it was

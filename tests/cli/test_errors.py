@@ -88,7 +88,7 @@ BAD = [
     (["~method"], "method: no option chosen"),
     (["runs_dir=${nowhere}"], "nowhere"),
     (["seed=???"], "seed"),
-    (["partition=dir0"], "alpha must be positive"),
+    (["partition=dir0"], "partition.alpha must be positive"),
     (["sweep.name=../../evil"], "is a place; give a name, and the place as sweep.folder=FOLDER"),
     (["sweep.name=.hidden"], "is a place"),
 ]

@@ -239,7 +239,7 @@ def test_what_an_image_loses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (folder / label).mkdir(parents=True)
         for i in range(5):
             Image.new("RGB", (32, 40), (i, 0, 0)).save(folder / label / f"{i}.png")
-    Image.new("RGB", (400, 10)).save(folder / "a" / "long.png")
+    Image.new("RGB", (400, 10), (50, 0, 0)).save(folder / "a" / "long.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 255)).save(folder / "a" / "opaque.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 0)).save(folder / "b" / "clear.png")
     squeezed, transparent = sorted(said_of(ImageFolder(path=str(folder)), caplog), key=lambda each: "transp" in each)

@@ -296,7 +296,7 @@ DEEP = np.arange(1.0, 2561).reshape(20, 8, 8, 2) / 999
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"y": np.arange(20) % 2.0}, "training labels are floats; as they are whole they were taken for classes"),
+        ({"y": np.arange(20) % 2.0}, "training labels are floats; as they are whole they were taken for 2 classes"),
         ({"y": np.arange(20), "x_test": X[:10] + 0.5, "y_test": np.arange(10)}, "30 samples have 20 differ"),
         ({"y_test": np.repeat(["cat", "eel"], 10)}, "no training sample has a label that test samples have: eel"),
         ({"y": np.where(np.arange(20) % 4, Y, "nan")}, r"labels \['nan'\] were taken for classes"),

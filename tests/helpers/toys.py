@@ -32,7 +32,7 @@ class ToyPartition:
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
-            raise ConfigError(f"alpha must be positive, got {self.alpha}")
+            raise ConfigError(f"partition.alpha must be positive, got {self.alpha}")
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_weights_of_a_file_fill_the_body(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        (None, "model.architecture, and none is not one"),
+        (None, "give model.architecture=NAME"),
         ("resnet81", "nearest: resnet18"),
         ("squeezenet1_0", "does not end in a linear layer"),
     ],
@@ -150,7 +150,7 @@ def test_the_last_linear_layer_is_the_head_where_nothing_follows_it(after: tuple
     torch.testing.assert_close(made(x), net.eval()(x))
     with pytest.raises(ConfigError, match="does not end in a linear layer"):
         Made(nn.Sequential(nn.Conv2d(1, 2, 1)), architecture="known").build((1, 2, 2), 3)
-    with pytest.raises(ConfigError, match=r"and 'knwn' is not one; nearest: known$"):
+    with pytest.raises(ConfigError, match=r"^model\.architecture=knwn is no network of timm; nearest: known$"):
         Made(net, architecture="knwn").build((1, 2, 2), 3)
 
 

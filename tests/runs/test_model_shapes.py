@@ -46,8 +46,8 @@ NO_MODEL = {  # (data set, model): why not
         )
         if name not in ("cub", "captioned")
     },
-    **{(name, "torchvision"): "takes the name of a network" for name in CLASSES},
-    **{(name, "timm"): "takes the name of a network|needs timm" for name in CLASSES},
+    **{(name, "torchvision"): "has no network; give model.architecture" for name in CLASSES},
+    **{(name, "timm"): "has no network; give model.architecture|needs timm" for name in CLASSES},
 }
 TRAINED = [
     pair
