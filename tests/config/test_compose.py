@@ -26,7 +26,6 @@ TELLING = [
     "methd=fedavg",
     "method=fedavg,ditto",
     "seed=range(3)",
-    "method=3",
     "protocol.round=3",
     "+method@second=ditto",
     "method=[",

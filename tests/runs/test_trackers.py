@@ -164,10 +164,10 @@ def test_a_run_that_begins_anew_takes_the_place_of_its_folder_s_in_mlflow(
         ("b", 1, ["0-a", "1-b"]),
         ("a", 0, ["1-b", "1-a"]),
     ):
-        tell(made(MlflowTracker, Path(folder)), resumed=resumed)
+        tell(made(MlflowTracker, Path(folder), uri="x"), resumed=resumed)
         assert list(kept) == left
     monkeypatch.chdir(tmp_path)  # where another has a folder of the same relative name
-    tell(made(MlflowTracker, Path("a")), resumed=0)
+    tell(made(MlflowTracker, Path("a"), uri="x"), resumed=0)
     assert list(kept) == ["1-b", "1-a", "2-a"]
 
 
