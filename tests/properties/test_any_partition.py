@@ -116,7 +116,7 @@ def test_any_partition_of_any_data(spec: PartitionSpec, data: Dataset, protocol:
             owned = {(start + i) % data.classes for start in spec.starts for i in range(spec.width)}  # type: ignore[attr-defined]
             pool = int(np.isin(left, sorted(owned)).sum())
         assert sum(map(len, parts(partition))) == pool
-    if not spec.fixes_test:
+    if not spec.fixes_test and not spec.name.endswith("_fedsac"):  # whose program says who validates
         for sets in zip(partition.train, partition.val, partition.test, strict=True):
             train, val, test = map(len, sets)
             assert test == held_out(train + val + test, 0 if protocol.sets == "global" else protocol.fraction)
