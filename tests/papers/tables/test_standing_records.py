@@ -60,11 +60,7 @@ def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> Non
     assert record.table is not None
     cells = tuple(dataclasses.replace(cell, baselines=("another",)) for cell in record.table.cells)
     stale = StoredTable(dataclasses.replace(record.table, cells=cells))
-    assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {
-        "local",
-        "fedavg",
-        "fedprox",
-    }
+    assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {"fedavg", "fedprox"}
 
 
 def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_path: Path) -> None:
@@ -77,7 +73,7 @@ def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_
         rows = {key: {"key": key, "seed": 0, "code": code} for key, code in codes.items()}
         again = plan.make(toy(), selection, dataclasses.replace(record, rows=rows))
         made.append({job.config.labels["method"] for job in again.missing()})
-    assert made == [set(), {"local", "fedavg", "fedprox"}]
+    assert made == [set(), {"fedavg", "fedprox"}]
     kept = plan.kept(again)[0]
     assert [(line["row"], line["code"]) for line in kept][-1] == ("r|baseline", "method:000000000000")
     store.save(tmp_path, record.table, [{"row": "r", "column": "c", **rows[job.key]}, *kept])  # type: ignore[arg-type]
@@ -122,7 +118,7 @@ def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     store.save(tmp_path, record_of(tmp_path).table, [])  # type: ignore[arg-type]
     other = planned(tmp_path, store.read(tmp_path), measure={"name": "result", "column": "acc_pooled"})
     assert plan.fill(other).cells[0].values == ()
-    assert {job.config.labels["method"] for job in other.missing()} == {"local", "fedavg", "fedprox"}
+    assert {job.config.labels["method"] for job in other.missing()} == {"fedavg", "fedprox"}
 
 
 def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
