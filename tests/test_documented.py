@@ -51,7 +51,7 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the pa
     "make gpu-check": ("a GPU", "GPU"),
     "make leaderboard": ("hours; tests/papers/tables/test_leaderboard.py fills a tiny board", "takes hours"),
     "fedbench leaderboard": ("hours; tests/papers/tables/test_leaderboard.py fills a tiny board", "takes hours"),
-    "fedbench evidence": ("hours; tests/papers/test_evidence.py fills a toy table", "evidence"),
+    "fedbench evidence": ("hours; tests/papers/test_missing_values.py fills a toy table", "evidence"),
     "python scripts/board_picture.py": ("it writes README's picture", "draws the picture"),
     "make figures": ("half an hour; tests/papers/figures plans and draws each", "make figures"),
     "make reproduce-all": ("every table; its cells are built below", "The fifth runs every table"),

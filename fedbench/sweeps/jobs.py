@@ -233,7 +233,7 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         Stopped: a signal came; the jobs under way have saved what they can.
     """
     make_folder(folder)
-    if "n_jobs" in (options := getattr(launcher, "joblib", {})):
+    if isinstance(options := getattr(launcher, "joblib", None), Mapping) and "n_jobs" in options:
         launcher.joblib = {**options, "n_jobs": _needed(options["n_jobs"], len(batch))}
     with passed_on(folder):
         returned: list[JobReturn] = []
