@@ -134,7 +134,7 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         hardware=None,
         recorders=(),
     )
-    folder: Any = SimpleNamespace(
+    folder: Any = SimpleNamespace(status=lambda: "new", 
         begin=nothing, checkpoint="file", write_history=lambda history: written.append(("history", "", history))
     )
     observer: Any = SimpleNamespace(start=nothing)

@@ -82,7 +82,7 @@ def test_commands_that_read_runs_mark_them(monkeypatch: pytest.MonkeyPatch, caps
     run = fedbench.run(*SHORT, method="local")
     edit(monkeypatch, "method")
     assert program.main(["collect", "runs", "--out", "runs.csv"]) == 0
-    assert f"1 of 1 runs, see code_changed: {SAID}" in capsys.readouterr().err
+    assert f"1 of 1 run, see code_changed: {SAID}" in capsys.readouterr().err
     assert pd.read_csv("runs.csv")["code_changed"].tolist() == ["method"]
     assert program.main(["tta", str(run.folder), "--reference", "1"]) == 0
     said = capsys.readouterr().out
