@@ -134,8 +134,11 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         hardware=None,
         recorders=(),
     )
-    folder: Any = SimpleNamespace(status=lambda: "new", 
-        begin=nothing, checkpoint="file", write_history=lambda history: written.append(("history", "", history))
+    folder: Any = SimpleNamespace(
+        status=lambda: "new",
+        begin=nothing,
+        checkpoint="file",
+        write_history=lambda history: written.append(("history", "", history)),
     )
     observer: Any = SimpleNamespace(start=nothing)
     assert execution.experiment(chosen, "key", folder, observer) == {"acc": 1.0}
