@@ -192,6 +192,7 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
     *("fedbench.plots", "fedbench.recorders", "fedbench.runs", "fedbench.engine.history"),
     *("fedbench.engine.hardware", "fedbench.engine.contract"),  # which engine; all give the same numbers
     *("fedbench.engine.recording", "fedbench.data.files", "fedbench.testing"),
+    "fedbench.engine.trial",  # a step that is forgotten: it finds what a method refuses
 )
 CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),

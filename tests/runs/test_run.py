@@ -116,7 +116,7 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
     def nothing(*_: Any) -> None:
         pass
 
-    for name in ("check_rounds", "describe", "load_checkpoint"):
+    for name in ("check_rounds", "describe", "load_checkpoint", "_status"):
         monkeypatch.setattr(execution, name, nothing)
     for name, value in {
         "split_data": (None, None), "set_up": SimpleNamespace(seen=None), "local_reference": (None, ""),
@@ -135,7 +135,6 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         recorders=(),
     )
     folder: Any = SimpleNamespace(
-        status=lambda: "new",
         begin=nothing,
         checkpoint="file",
         write_history=lambda history: written.append(("history", "", history)),

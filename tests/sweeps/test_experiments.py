@@ -144,7 +144,7 @@ def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     assert named(reference_seed="5", dataset="digits") == "mine-reference_seed=5-dataset=digits"
     varied = [JobOutcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
     assert folder_name("mine", varied, swept(varied)) == "mine"
-    long = "1" * 130  # which fits, and with another value does not
+    long = "1" * 40  # which fits, and with another value does not
     assert named(**{"method.name": long}) == f"mine-method.name={long}"
     assert len({named(**{"method.name": long, "method.mu": mu}) for mu in ("1", "2")}) == 2
 

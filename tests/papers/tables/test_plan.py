@@ -52,7 +52,7 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     key = run_key(from_plain(plain).changed(seed=0))
     cells = (store.Cell("FedAvg", "elsewhere", "acc", (50.0,), (0,), (key,)),)
     record = store.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"}})
-    assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0) == OK
+    assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0, str(tmp_path)) == OK
     lacking = planned(record, 0, 1, 2)
     assert plan.fill(lacking).cell("FedAvg", "elsewhere", "acc").values == (50.0,)
     reproduce.announce(lacking, [], 1)
