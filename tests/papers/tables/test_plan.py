@@ -59,7 +59,7 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     said = " ".join(capsys.readouterr().out.split())
     assert "the one cell: not run with seeds 1, 2: data missing" in said
     assert reproduce.conclude(lacking, tmp_path / "tables" / "toy", 0, str(tmp_path)) == INCOMPLETE
-    assert "incomplete: 0 of 1 cells" in (said := capsys.readouterr().out)
+    assert "incomplete: 0 of 1 cell" in (said := capsys.readouterr().out)
     assert "1 cannot be run here" in said
 
 
