@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "domain"
 SELECTS = "selects"
-TINIEST, HUGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32, the type of all training
+TINIEST = 2.0**-149  # above 0 in float32, the type of all training
 LARGEST = 2**53  # up to here floats hold whole numbers exactly, and a thousand of them added up fit 64 bits
 
 
@@ -64,7 +64,7 @@ class Selects:
 class Component:
     """Base of everything that a config builds: a frozen dataclass whose values lie in their fields' domains.
 
-    Beyond float32 a number would become 0 or infinite once training uses it, and be taken for a rate that is too high.
+    A setting of a method that float32 holds as 0 is refused: training would divide by it and seem to diverge.
 
     A `__post_init__` with rules of its own calls this one first.
     """
@@ -84,11 +84,9 @@ class Component:
                 key = f"{self.section}.{each.name}".lstrip(".")
                 if one is not None and not domain.holds(one):
                     raise domain.error(key, one)
-                if isinstance(one, float) and one and not TINIEST <= abs(one) <= HUGEST:
-                    small = abs(one) < TINIEST
+                if self.section == "method" and isinstance(one, float) and 0 < abs(one) < TINIEST:
                     raise ConfigError(
-                        f"{key}={one} is {'0' if small else 'infinite'} in float32, in which networks are trained; "
-                        f"give a size of at {f'least {TINIEST:.2g}' if small else f'most {HUGEST:.2g}'}"
+                        f"{key}={one} is 0 in float32, in which networks are trained; give at least {TINIEST:.2g}"
                     )
 
 

@@ -426,6 +426,7 @@ def test_what_of_an_image_folder_is_not_read_is_said(tmp_path: Path, caplog: pyt
     data = ImageFolder(path=str(tmp_path)).load()
     assert (data.classes, data.num_train, len(data)) == (2, 4, 8)
     said = [record.getMessage().replace(str(tmp_path), "") for record in caplog.records]
+    said = [line for line in said if "are copies of others" not in line]  # all are drawn alike
     suffixes = "(.jpg, .jpeg, .png)"
     assert said == [
         ": only train and test are read, not val",

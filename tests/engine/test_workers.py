@@ -216,7 +216,8 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     serve(link, chosen)  # type: ignore[arg-type]
-    assert told == [(signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_IGN), 1]
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    assert told == [*((number, signal.SIG_IGN) for number in ends), 1]
     assert scored == [len(chosen.federation.global_test)] * 2, "once a call"
     first, second, third = ([counts for _, counts in answer] for _, answer in link.replies)
     assert first[0] == first[1] == second[0]
@@ -391,7 +392,7 @@ def test_processes_are_begun_without_signals_and_links_handed_over(monkeypatch: 
     monkeypatch.setattr(forkserver, "ensure_running", lambda: told.append(blocked() - before))
     monkeypatch.setattr(workers, "_name_a_known_start_method", lambda: told.append("named"))
     processes, links = workers.start(serve, "argument", 2)
-    signals = {int(signal.SIGINT), int(signal.SIGTERM)}
+    signals = {int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)}
     assert told == ["named", [serve.__module__], signals, "started", "closed 1", "started", "closed 2"]
     assert (len(processes), [str(link) for link in links]) == (2, ["ours 1", "ours 2"])
     assert blocked() == before
