@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -139,8 +140,7 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) ->
             column,
             str(work.values),
             str(len(work.missing)),
-            f"{hours:.2f}",
-            f"{work.rate * at_once:.2f}",
+            *((f"{hours:.2f}", f"{work.rate * at_once:.2f}") if work.seconds else ("studies", "not timed")),
         )
     console = Output(highlight=False) if sys.stdout.isatty() else Output(highlight=False, width=120)
     console.print(table)
@@ -166,15 +166,25 @@ def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[
                 write_table(replace(selection, table=name))
         written.update(new)
 
-    timer = threading.Timer(max(seconds, 1.0), os.kill, (os.getpid(), signal.SIGTERM))
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(max(seconds, 1.0), end)
     timer.daemon = True
     timer.start()
     try:
         make_runs(jobs, launcher, write=write)
     except Stopped as stop:
-        if timer.is_alive():  # somebody else's signal
+        if not over.is_set():  # somebody else's signal
             raise
-        print(f"the time is over; {len(written)} of {len(jobs)} runs are there; the same command goes on {stop.where}")
+        print(f"the time is over; the same command goes on {stop.where}".rstrip())
     finally:
         timer.cancel()
+    for job in jobs:
+        if job.failure:
+            print(f"failed: {shlex.join(job.overrides)}: {job.failure}; retry=true tries it again", file=sys.stderr)
+    print(f"{len(written)} of {len(jobs)} runs are below {selection.results}")
     return OK if len(written) == len(jobs) else INCOMPLETE

@@ -51,7 +51,7 @@ def run_all(
     every = [job for wave in waves for job in wave]
     with _watching(every, watch):
         for wave in waves:
-            for job in (each for each in wave if each.study):  # which take seconds
+            for job in (each for each in wave if each.study):  # first, as a wave of runs may last for hours
                 _study(job)
             _launch([job for job in wave if not job.study], launcher, join_seeds=join_seeds)
 

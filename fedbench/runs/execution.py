@@ -427,7 +427,9 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
         return folder.result()
     local, key = local_reference(run)
     assert local is not None  # as `run.local` is there
-    with folder:
+    with folder:  # which another process may have held until it had compared the run
+        if is_compared(run, folder):
+            return folder.result()
         fair = fairness(folder.accuracies(), local)
         clients = [
             {**row, "acc_local": 100 * float(own), "gain": float(gain)}

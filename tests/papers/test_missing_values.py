@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from fedbench.cli import program
 from fedbench.config.messages import INCOMPLETE
+from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
 from fedbench.papers import evidence, spec, store
 from fedbench.papers.execute import run_all
@@ -86,47 +87,76 @@ def test_makes_what_published_values_lack_and_nothing_else(
     assert "0 values, 0 runs" in capsys.readouterr().out
 
 
+class Clock:
+    """A timer that rings when the test says so."""
+
+    daemon = False
+    started: ClassVar[list[Clock]] = []
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        self.seconds, self.ring = seconds, ring
+
+    def start(self) -> None:
+        Clock.started.append(self)
+
+    def cancel(self) -> None: ...
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
+    """The timers that a call starts; what they send reaches nobody."""
+    monkeypatch.setattr(Clock, "started", [])
+    monkeypatch.setattr(evidence.threading, "Timer", Clock)
+    monkeypatch.setattr(os, "kill", lambda *sent: SENT.append(sent))
+    SENT.clear()
+    return Clock.started
+
+
+SENT: list[tuple[int, int]] = []
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("rings", [True, False])
 def test_a_run_is_a_row_as_soon_as_it_has_finished(
-    tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch, clock: list[Clock], rings: bool
 ) -> None:
-    """The first run finishes, then the time is over."""
+    """The first run finishes, then a signal comes: the time is over, or somebody stops the command."""
 
     def one_and_stop(jobs: Sequence[Any], launcher: Sequence[str], *, write: Any) -> None:
         run_all([jobs[:1]], launcher)
         write(jobs[:1])
+        if rings:
+            clock[0].ring()
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(evidence, "make_runs", one_and_stop)
-    monkeypatch.setattr(evidence.threading.Timer, "is_alive", lambda _: False)
-    assert asked(tmp_path) == INCOMPLETE
+    assert asked(tmp_path, "hours=0.5") == (INCOMPLETE if rings else 128 + signal.SIGTERM)
     (folder,) = store.folders(tmp_path / "results").values()
     assert [row["row"] for row in store.load_rows(folder)] == ["Local"]
+    assert 1500 < clock[0].seconds <= 1800
+    assert [(os.getpid(), signal.SIGTERM)] * rings == SENT
 
 
-def test_the_time_ends_it_by_a_signal_that_saves_what_runs(
-    tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_that_failed_is_told_and_stops_no_other(
+    tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[tuple[int, int]] = []
-    timers: list[tuple[float, Any, Any]] = []
+    from fedbench.runs import execution
 
-    class Timer:
-        daemon = False
+    make = execution.execute
 
-        def __init__(self, seconds: float, call: Any, arguments: Any) -> None:
-            timers.append((seconds, call, arguments))
+    def fails_once(run: Any, *given: Any, **named: Any) -> Any:
+        if run.labels["method"] == "fedavg" and run.seed == 1:
+            raise ConfigError("made to fail")
+        return make(run, *given, **named)
 
-        def start(self) -> None: ...
-        def cancel(self) -> None: ...
-
-    monkeypatch.setattr(evidence.threading, "Timer", Timer)
-    monkeypatch.setattr(evidence, "make_runs", lambda *_, **__: None)
-    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
-    assert asked(tmp_path, "hours=0.5") == INCOMPLETE
-    ((seconds, call, arguments),) = timers
-    assert 1500 < seconds <= 1800
-    call(*arguments)
-    assert sent == [(os.getpid(), signal.SIGTERM)]
+    monkeypatch.setattr(execution, "execute", fails_once)
+    assert asked(tmp_path) == INCOMPLETE
+    said = capsys.readouterr()
+    assert "5 of 6 runs are below" in said.out
+    (line,) = (line for line in said.err.splitlines() if line.startswith("failed: "))
+    for part in ("method=fedavg", "seed=1", "made to fail", "retry=true"):
+        assert part in line
 
 
 def test_settings_that_change_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

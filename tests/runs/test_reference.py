@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedbench.metrics import Floats
 from fedbench.runs import execution
+from fedbench.runs.config import RunConfig
 from tests.helpers.runs import config
 
 
@@ -31,3 +33,24 @@ def test_a_run_without_local_equals_one_with_it_once_it_is_compared(tmp_path: Pa
 
     again = execution.execute(config(tmp_path / "alone", *fast, "reference=none"))
     assert again.row["ipr"] == compared.row["ipr"], "what was compared stays so"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_another_process_compared_meanwhile_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = ["method=fedavg", "protocol.rounds=1"]
+    execution.execute(config(tmp_path, *fast, "reference=none"))
+    run, reference = config(tmp_path, *fast), execution.local_reference
+
+    def while_another_compares(asked: RunConfig) -> tuple[Floats | None, str]:
+        monkeypatch.setattr(execution, "local_reference", reference)
+        execution.compared(asked, execution.folder_of(asked))
+        stamps.append(stamp())
+        return reference(asked)
+
+    stamps: list[int] = []
+    stamp = lambda: (execution.folder_of(run).path / "result.json").stat().st_mtime_ns  # noqa: E731
+    monkeypatch.setattr(execution, "local_reference", while_another_compares)
+    assert execution.compared(run, execution.folder_of(run))["local_key"]
+    assert stamps == [stamp()]
