@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.papers.standings import Table, read
+from fedbench.papers.standings import Table, read_standings
 from fedbench.plots import style
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def draw(axis: Axes, table: Table) -> None:
 
 
 if __name__ == "__main__":
-    standings = read(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "results" / "leaderboard" / "v1")
+    standings = read_standings(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "results" / "leaderboard" / "v1")
     with style.styled(PICTURE.name):
         figure, axes = style.panels(1, len(standings.federations), width=8.5, height=2.4)
         for axis, table in zip(axes[0], standings.federations, strict=True):
             draw(axis, table)
         figure.suptitle(standings.title)
-        style.save(figure, PICTURE, formats=("svg", "png"))
+        style.save_as(figure, PICTURE, formats=("svg", "png"))
     print(PICTURE.with_suffix(".svg"))

@@ -31,11 +31,11 @@ from scipy import stats
 from fedbench.core.files import write_text
 from fedbench.data import authors
 from fedbench.metrics import TIE, fairness
-from fedbench.papers import spec, store
+from fedbench.papers import store
+from fedbench.papers.comparisons import holm
 from fedbench.papers.equivalence import LEVEL, Comparison, Sample, compare, seeds_needed
-from fedbench.papers.spec import Published
+from fedbench.papers.published import Published
 from fedbench.papers.store import Provenance
-from fedbench.papers.verdict import holm
 
 Floats = NDArray[np.float64]
 Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for each of S >= 2 seeds
@@ -70,8 +70,8 @@ def collect(results: Path) -> tuple[Frames, Frames]:
     """Return the final accuracies of clients, [S, N], and their mean after each kept round but 0, [S, R]."""
     clients, rounds = {}, {}
     for name in ("fedcollab_t1", "fedcollab_t3"):
-        folder = store.folder_of(results, name, Provenance())
-        kept, points = store.load_arrays(folder, store.CLIENTS), pd.DataFrame(store.load_rows(folder, store.CURVES))
+        folder = store.folder_of_table(results, name, Provenance())
+        kept, points = store.read_arrays(folder, store.CLIENTS), pd.DataFrame(store.read_rows(folder, store.CURVES))
         for key, label in LABELS.items():
             places = {seed: store.place_of(label, COLUMN, seed) for seed in range(100)}
             found = pd.DataFrame({seed: kept[place] for seed, place in places.items() if place in kept}).T
@@ -197,7 +197,7 @@ def gains_by_client(shown: Frames) -> Iterator[str]:
         published = authors.clients(key) - authors.clients("local")
         gains, one = gap > TIE, published > TIE
         where = {"dataset": "fashion_mnist", "partition": "label_shift", "method": LABELS[key], "metric": "ipr"}
-        (printed,) = filter(None, [spec.find("fedcollab", "T1", where)])
+        (printed,) = filter(None, [published.find("fedcollab", "T1", where)])
         test, seeds = share_test(gains, one, printed)
         p = exact_p(np.vstack([gains, one]).sum(0), len(gains) + 1, int(one.sum()))
         paired = stats.ttest_1samp(gap.mean(0) - published, 0.0)

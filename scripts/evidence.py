@@ -22,8 +22,8 @@ from fedbench.core.files import write_csv
 from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.preparation import EnginePreparation
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import EnginePreparation
 from fedbench.methods.parts import simplex
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("*.md", "evidence", "sweeps"),
     )
-    report.build(out / "results", out / "results" / "index.html", "../methods")
+    report.build_page(out / "results", out / "results" / "index.html", "../methods")
     return app.statuscode
 
 
@@ -254,11 +254,11 @@ def options(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
 
 def varied_options(name: str, presets: Sequence[str]) -> set[str]:
     """Return the options that a leaderboard tunes, that a preset changes, or that a table, board or figure names."""
-    usual = groups.load("method", name)
+    usual = groups.plain_option("method", name)
     found = set(usual.get("tune") or {}) - {"rate"}
     for each in presets:
         if each != name:
-            found |= {key for key in groups.different(groups.load("method", each), usual) if key in usual}
+            found |= {key for key in groups.different(groups.plain_option("method", each), usual) if key in usual}
     for line in declared():
         for prefix, said in (("method", "method="), ("method.base", "method/base=")):
             if re.search(rf"{said}({'|'.join(presets)})\b", line):
@@ -313,7 +313,9 @@ def comments(cls: type) -> Mapping[str, str]:
 
 def preset_line(name: str, usual: str) -> str:
     """Return what a preset is and how it differs."""
-    changes = groups.parameters(groups.different(groups.load("method", name), groups.load("method", usual)))
+    changes = groups.parameters(
+        groups.different(groups.plain_option("method", name), groups.plain_option("method", usual))
+    )
     return f"- `method={name}`: {escaped(groups.about('method', name))}" + (f" (`{changes}`)" if changes else "")
 
 
@@ -388,7 +390,7 @@ def tests_of_methods() -> tuple[tuple[str, str, frozenset[str]], ...]:
 @cache
 def recorded() -> tuple[standings.Standings, ...]:
     """Return the leaderboards that are recorded."""
-    return tuple(standings.read(folder) for folder in standings.folders(ROOT / "results"))
+    return tuple(standings.read_standings(folder) for folder in standings.board_folders(ROOT / "results"))
 
 
 def boards(presets: Sequence[str]) -> list[Any]:

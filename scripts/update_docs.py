@@ -23,8 +23,8 @@ from fedbench.cli.list import KINDS, listing
 from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core.markdown import markdown as markdown_table
-from fedbench.papers import store, text
-from fedbench.papers.spec import published
+from fedbench.papers import store, summary, text
+from fedbench.papers.published import published_values
 from fedbench.papers.store import TableResult
 from fedbench.runs.fingerprint import SAME_NUMBERS
 
@@ -65,7 +65,7 @@ def speed() -> str:
 @cache
 def filled() -> Mapping[str, TableResult]:
     """Return the filled tables by their names."""
-    return {name: store.load_table(folder) for name, folder in store.folders(ROOT / "results").items()}
+    return {name: store.read_table(folder) for name, folder in store.table_folders(ROOT / "results").items()}
 
 
 def tables() -> str:
@@ -81,7 +81,7 @@ def tables() -> str:
             text.setting(found),
             text.data(found),
             "-".join(map(str, dict.fromkeys((counts[0], counts[-1])))),
-            text.words(text.judged({name: found})),
+            summary.count_words(summary.judged({name: found})),
             f"{made.date}, {by}, {made.seconds / 3600:.1f}",
         )
         rows.append(cells)
@@ -97,12 +97,12 @@ def commands() -> str:
 
 def papers() -> str:
     """Return a line a paper: what runs at its own setting and data say of its published values."""
-    judged = {each.paper: each.values for each in text.tallies(text.judged(filled())) if not each.setting}
+    judged = {each.paper: each.values for each in summary.tally_verdicts(summary.judged(filled())) if not each.setting}
     rows = []
     for paper, name in text.PAPERS.items():
         kinds = Counter(each.kind for each in judged.get(paper, ()) if not each.exploratory)
         agree, differ = kinds["equivalent"], kinds["different"]
-        values = sum(each.paper == paper for each in published())
+        values = sum(each.paper == paper for each in published_values())
         undecided = kinds.total() - agree - differ
         rows.append(
             [f"[{TITLES[name]}](results/{paper}.md)", *map(str, (agree, differ, undecided, values - kinds.total()))]

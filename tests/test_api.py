@@ -192,7 +192,7 @@ def test_a_table_is_the_stored_one() -> None:
     values = table.rows.loc[table.rows["row"] == "Local", "acc"]
     assert local["mean"].item() == pytest.approx(values.mean())
     assert pd.api.types.is_integer_dtype(table.curves["round"])
-    stored = store.load_rows(table.folder)
+    stored = store.read_rows(table.folder)
     for name in (name for name in TEXT if name in stored[0]):
         assert table.rows[name].fillna("").tolist() == [line[name] for line in stored], "hashes of digits too"
     assert table.matrices["FedAvg+FedCollab|Label shift|0"].shape == (20, 20)

@@ -23,7 +23,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.papers import spec
 from fedbench.papers.estimate import ResourceEstimate
 from fedbench.papers.plan import Plan
-from fedbench.papers.spec import Selection, compose_cell
+from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
 from fedbench.runs.config import from_plain
 from tests.helpers.tiers import tiered
@@ -273,7 +273,7 @@ def test_documented_expressions_of_pytest_collect_tests() -> None:
 
 def lacking(name: str, substitute: str, *changed: str) -> dict[str, list[str]]:
     """Why cells cannot be built -> their rows; of columns that differ in their networks alone the first is tried."""
-    table = spec.load(name)
+    table = spec.load_spec(name)
     chosen = Selection(name, scale="smoke", substitute=substitute, overrides=changed)
     estimate = ResourceEstimate(Plan(table, Provenance(), (), ()))
     found: dict[str, list[str]] = {}

@@ -144,7 +144,7 @@ def methods() -> Listing:
     """List the methods by what a client has of its own, with what each keeps and sends; presets beside their method."""
     found: dict[str, tuple[Method, list[str]]] = {}
     for name in usable("method"):
-        config = groups.load("method", name)
+        config = groups.plain_option("method", name)
         found.setdefault(str(config["name"]), (groups.registry("method").build(config), []))[1].append(name)
     rows = [
         {
@@ -194,12 +194,12 @@ def presets() -> Listing:
     """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row."""
     rows = []
     for name in usable("method"):
-        config = groups.load("method", name)
+        config = groups.plain_option("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
         parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value}
         whole = {key: value for key, value in config.items() if key not in parts}
-        changes = groups.different(config, groups.load("method", usual)) if variant else {}
+        changes = groups.different(config, groups.plain_option("method", usual)) if variant else {}
         switched = {key: "null" if value is None else value for key, value in changes.items()}
         shown = groups.parameters(switched if variant else whole) or "-"
         said = domains(groups.registry("method").get(usual)).split(", ")
@@ -216,10 +216,10 @@ def scored() -> Listing:
     """List which of a client's models counts, for every protocol and method."""
     from fedbench.engine.method import own_score
 
-    built = {name: groups.registry("method").build(groups.load("method", name)) for name in usable("method")}
+    built = {name: groups.registry("method").build(groups.plain_option("method", name)) for name in usable("method")}
     protocols: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name in groups.names("protocol"):
-        chosen = typed(SCHEMAS["protocol"], groups.load("protocol", name), "protocol")
+        chosen = typed(SCHEMAS["protocol"], groups.plain_option("protocol", name), "protocol")
         each = [own_score(m, chosen) if chosen.score == "own" else (chosen.score, WHATEVER) for m in built.values()]
         protocols.setdefault(tuple(each), []).append(name)
     rows = []
@@ -235,7 +235,7 @@ def components(group: str, title: str) -> Listing:
     """List a group whose YAMLs say it all."""
     rows = []
     for name in usable(group):
-        config, file = groups.load(group, name), groups.file_of(group, name)
+        config, file = groups.plain_option(group, name), groups.file_of(group, name)
         row, source = {group: name, "content": groups.about(group, name)}, file.relative_to(file.parents[2]).as_posix()
         if group in SCHEMAS:  # only what differs from the schema; the domains of all rows would be the same
             row["parameters"] = groups.parameters(groups.different(config, dataclasses.asdict(SCHEMAS[group]())))
@@ -265,7 +265,7 @@ def domains(cls: type, prefix: str = "") -> str:
 def _datasets() -> Listing:
     rows = []
     for name in usable("dataset"):
-        source = groups.registry("dataset").build(groups.load("dataset", name))
+        source = groups.registry("dataset").build(groups.plain_option("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"
         rows.append(

@@ -94,12 +94,12 @@ def collect_command(arguments: Sequence[str]) -> int:
     if out is None:
         table.to_csv(sys.stdout, index=False)
         return 0
-    write(table, out)
+    write_frame(table, out)
     print(f"{out}: {amount(len(table), 'run')}, {len(table.columns)} columns")
     return 0
 
 
-def write(table: pd.DataFrame, out: Path) -> None:
+def write_frame(table: pd.DataFrame, out: Path) -> None:
     """Write .csv or .parquet, atomically.
 
     Raises:
@@ -319,5 +319,5 @@ def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[s
     make_folder(place.parent)
     for name, figure in figures.items():
         path = place.with_name(f"{place.name}-{name}")
-        style.save(figure, path, formats=formats)
+        style.save_as(figure, path, formats=formats)
         print(path)

@@ -136,7 +136,7 @@ def _part(state: object, group: str, choice: str) -> DictConfig:
     from omegaconf import OmegaConf
 
     if (name := choice.partition("=")[2]) in groups.names(group):
-        return OmegaConf.create(groups.load(group, name))
+        return OmegaConf.create(groups.plain_option(group, name))
     return cast("DictConfig", _composed(state, choice)[group])  # of a family, such as dir0.3; or Hydra refuses the name
 
 

@@ -36,7 +36,7 @@ LARGEST = 2**53  # up to here floats hold whole numbers exactly, and a thousand 
 
 
 @dataclass(frozen=True)
-class Domain:
+class ValueDomain:
     """Which values a field may have."""
 
     rule: str  # completes "must"
@@ -95,20 +95,20 @@ class Component:
 
 def positive(default: Any) -> Any:
     """A number above 0."""
-    return _field(default, Domain("be positive", "> 0", lambda value: is_number(value) and value > 0))
+    return _field(default, ValueDomain("be positive", "> 0", lambda value: is_number(value) and value > 0))
 
 
 def at_least(least: float, default: Any) -> Any:
     """A number from `least` on."""
     holds = lambda value: is_number(value) and value >= least  # noqa: E731
-    return _field(default, Domain(f"be at least {least:g}", f"≥ {least:g}", holds))
+    return _field(default, ValueDomain(f"be at least {least:g}", f"≥ {least:g}", holds))
 
 
 def within(least: float, most: float, default: Any) -> Any:
     """A number from `least` to `most`, both among them."""
     text = f"in [{least:g}, {most:g}]"
     holds = lambda value: is_number(value) and least <= value <= most  # noqa: E731
-    return _field(default, Domain(f"lie {text}", text, holds))
+    return _field(default, ValueDomain(f"lie {text}", text, holds))
 
 
 def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
@@ -119,19 +119,19 @@ def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
         low = is_number(value) and (value > 0 if above else value >= 0)
         return low and (value < 1 if below else value <= 1)
 
-    return _field(default, Domain(f"lie in {text}", f"in {text}", holds))
+    return _field(default, ValueDomain(f"lie in {text}", f"in {text}", holds))
 
 
 def finite(default: Any) -> Any:
     """Any number but nan and the infinities."""
-    return _field(default, Domain("be finite", "finite", is_number))
+    return _field(default, ValueDomain("be finite", "finite", is_number))
 
 
 def one_of(default: Any, *others: Any) -> Any:
     """`default`, or one of the `others`."""
     options = tuple(dict.fromkeys((default, *others)))
     text = ", ".join(map(str, options))
-    domain = Domain(f"be one of {text}", " or ".join(map(str, options)), lambda value: value in options, options)
+    domain = ValueDomain(f"be one of {text}", " or ".join(map(str, options)), lambda value: value in options, options)
     return _field(default, domain)
 
 
@@ -147,10 +147,10 @@ def is_number(value: Any) -> bool:
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
-ANY = Domain("be finite", "", lambda value: not isinstance(value, float) or math.isfinite(value))
+ANY = ValueDomain("be finite", "", lambda value: not isinstance(value, float) or math.isfinite(value))
 
 
-def _field(default: Any, domain: Domain) -> Any:
+def _field(default: Any, domain: ValueDomain) -> Any:
     metadata: Mapping[str, Any] = {DOMAIN: domain}
     return dataclasses.field(default=default, metadata=metadata)
 

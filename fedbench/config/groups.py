@@ -121,7 +121,7 @@ def names(group: str) -> list[str]:
     return sorted({file.stem for folder in conf_dirs(group) for file in (folder / group).glob("*.yaml")})
 
 
-def load(group: str, name: str) -> dict[str, Any]:
+def plain_option(group: str, name: str) -> dict[str, Any]:
     """The content of conf/<group>/<name>.yaml with its defaults list resolved, as Hydra does.
 
     Composing would need a run around each, and the components that it takes.
@@ -134,9 +134,9 @@ def load(group: str, name: str) -> dict[str, Any]:
         if entry == "_self_":
             merged.merge_with(config)
         elif isinstance(entry, Mapping):
-            merged.merge_with({key: load(group, value) for key, value in entry.items()})
+            merged.merge_with({key: plain_option(group, value) for key, value in entry.items()})
         else:
-            merged.merge_with(load(group, str(entry)))
+            merged.merge_with(plain_option(group, str(entry)))
     return cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=False))
 
 
@@ -203,7 +203,7 @@ def troubles(group: str) -> dict[str, str]:
 
 def _trouble(group: str, name: str) -> str:
     try:
-        file, used = file_of(group, name), str(load(group, name).get("name"))
+        file, used = file_of(group, name), str(plain_option(group, name).get("name"))
         if used not in registry(group):
             return f"{file} has no class: its package needs the entry point {used} in {OWN}.{group}s"
         registry(group).get(used)
@@ -245,7 +245,7 @@ def changed(group: str, plain: Mapping[str, Any]) -> str:
     preset = "_".join(str(plain[key]) for key in ("name", "preset") if plain.get(key))
     if preset not in names(group):
         return ""
-    return parameters(different(plain, load(group, preset)))
+    return parameters(different(plain, plain_option(group, preset)))
 
 
 def _plain(value: Any) -> str:

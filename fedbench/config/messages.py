@@ -200,7 +200,7 @@ def _elsewhere(missing: str) -> str:
     found: dict[str, list[str]] = {}
     for group in reversed(REGISTRIES):
         for name in sorted({*groups.names(group)} - {*groups.troubles(group)}):
-            for key in _keys(groups.load(group, name), f"{group}."):
+            for key in _keys(groups.plain_option(group, name), f"{group}."):
                 if key.rpartition(".")[2] == missing:
                     found.setdefault(f"{key} with {group}=", []).append(name)
     return ", ".join(key + "|".join(names[:SHOWN]) for key, names in found.items())

@@ -24,7 +24,9 @@ FORMAT = "fedbench-checkpoint-1"
 _FIELDS = ("format", "key", "meta", "checksum")
 
 
-def save(path: Path | str, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, key: str = "") -> None:
+def write_checkpoint(
+    path: Path | str, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, key: str = ""
+) -> None:
     """Write `tree` and the JSON-able `meta` to `path`; the previous file stays until this one is complete.
 
     Tensors may be non-contiguous, expanded, aliases of each other or on any device; each is stored in full.
@@ -48,7 +50,7 @@ def save(path: Path | str, tree: Mapping[str, torch.Tensor], meta: Mapping[str, 
         ) from error
 
 
-def load(path: Path | str, *, key: str | None = None) -> tuple[Tree, dict[str, Any]]:
+def read_checkpoint(path: Path | str, *, key: str | None = None) -> tuple[Tree, dict[str, Any]]:
     """Read the checkpoint at `path`: CPU tensors bit-equal to those saved, and the meta.
 
     Args:

@@ -15,7 +15,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.method import HookCaller
+from fedbench.engine.hooks import HookCaller
 from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.schedule import Order
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct

@@ -20,7 +20,8 @@ from fedbench.data.federation import Augmentation, Federation, augment, augmenta
 from fedbench.data.partition import Partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
-from fedbench.engine.method import HookCaller, Method, check_announced, check_selectors
+from fedbench.engine.hooks import HookCaller, check_announced, check_selectors
+from fedbench.engine.method import Method
 from fedbench.engine.optim import KEPT
 from fedbench.metrics import BINS
 from fedbench.models.modalities import JointTask

@@ -30,7 +30,8 @@ from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.rays import started_ray
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.method import Method, portable
+from fedbench.engine.hooks import portable
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer, rejoined
 from fedbench.engine.workers import in_blocks
@@ -63,7 +64,7 @@ def size(tree: Packed) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
+class ActorOrder:
     """What one actor is to do with its clients in a round."""
 
     training: bool
@@ -111,7 +112,9 @@ class Shard:
         """Return `hashes` of this process."""
         return self.hashes
 
-    def work(self, shared: tuple[Packed, Packed], order: Order) -> tuple[Packed, Packed, Tensor, Counts] | Exception:
+    def work(
+        self, shared: tuple[Packed, Packed], order: ActorOrder
+    ) -> tuple[Packed, Packed, Tensor, Counts] | Exception:
         """Return (uploads, memory, loss, counts) of an order, or why there are none.
 
         `shared`: the leaves of message and memory, without a client axis, that all clients of the round share.
@@ -121,7 +124,7 @@ class Shard:
         except Exception as error:  # noqa: BLE001 - raised again by the driver
             return portable(error)
 
-    def _done(self, shared: tuple[Packed, Packed], order: Order) -> tuple[Packed, Packed, Tensor, Counts]:
+    def _done(self, shared: tuple[Packed, Packed], order: ActorOrder) -> tuple[Packed, Packed, Tensor, Counts]:
         clients = order.ids.tolist()
         for client, leaves in order.memory.items():
             self.memory.setdefault(client, {}).update(unpacked(leaves))
@@ -212,7 +215,7 @@ class RayTrainer(Trainer):
             for place, rows in waiting.items():
                 lacking, marks = self._lacking(place, ids, rows, kept)
                 chosen = trees.take(own, torch.tensor(rows))
-                order = Order(
+                order = ActorOrder(
                     training, tuple(rows), ids[rows], packed(chosen), lacking, tuple(kept), clock, tuple(score)
                 )
                 self.crossed["down"] += size(order.message) + sum(map(size, lacking.values()))

@@ -25,8 +25,8 @@ from fedbench.core.trees import Tree, sent
 from fedbench.data.federation import Federation
 from fedbench.engine import schedule, trainer
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
+from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import moved
-from fedbench.engine.method import HookCaller
 from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.setup import Drawn, Setup
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome

@@ -31,8 +31,8 @@ from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.signals import SIGNALS
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.hooks import HookCaller, portable
 from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
-from fedbench.engine.method import HookCaller, portable
 from fedbench.engine.optim import KEPT
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Engine, Outcome
@@ -183,7 +183,7 @@ def spec_of(tree: Tree, rows: int | None = None) -> Spec:
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkOrder:
     """Work for one process: rows of the cohort, by client id."""
 
     verb: str  # train or evaluate
@@ -225,7 +225,7 @@ def serve(link: Connection, setup: Setup) -> None:
 
 
 def _one(
-    trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree], known: SharedScores
+    trainer: LoopedTrainer, order: WorkOrder, index: int, leaves: dict[str, Tree], known: SharedScores
 ) -> tuple[float, Any]:
     """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
     row, client = order.rows[index], order.ids[index]
@@ -339,7 +339,7 @@ class WorkersTrainer(Engine):
                 while blocks and idle:
                     rows, link = blocks.pop(), idle.pop()
                     own = [int(ids[row]) for row in rows]
-                    _send(link, ("order", Order(verb, rows, own, clock, tuple(score), self._calls)))
+                    _send(link, ("order", WorkOrder(verb, rows, own, clock, tuple(score), self._calls)))
                     busy[link] = rows
                 for link in cast("list[Connection]", wait(list(busy))):
                     rows, (verdict, result) = busy.pop(link), _receive(link)

@@ -88,7 +88,7 @@ def space(method: str) -> dict[str, Space]:
         ConfigError: more keys than a method may have, or a value that it refuses.
     """
     where, given = f"tune of method '{method}'", groups.tune(method)
-    config = groups.load("method", method)
+    config = groups.plain_option("method", method)
     registry = groups.registry("method")
     fields = [each.name for each in dataclasses.fields(registry.get(str(config["name"])))]
     if len(own := [key for key in given if key != RATE]) > OWN_KEYS:
@@ -116,7 +116,7 @@ def _space(given: Any, where: str) -> Space:
 
 
 @dataclass(frozen=True)
-class Trial:
+class BoardTrial:
     """Values that a row is tried with; the first trial has none, so it is the default."""
 
     number: int
@@ -141,7 +141,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Federation:
+class BoardFederation:
     """A partition of the board's data."""
 
     label: str
@@ -156,7 +156,7 @@ class Board:
     name: str
     title: str
     base: tuple[str, ...]  # overrides of every run
-    federations: tuple[Federation, ...]
+    federations: tuple[BoardFederation, ...]
     rate: Range  # the learning rates that trials are drawn from, where a method declares no others
     trials: int  # of each row in each federation
     rungs: tuple[int, ...]  # rounds of a trial; half of the trials go on to the next one
@@ -191,12 +191,14 @@ class Board:
     @functools.cached_property
     def all_rows(self) -> dict[str, list[str]]:
         """Row -> its overrides, the references first."""
-        own = self.methods or [each for each in groups.names("method") if groups.load("method", each)["name"] == each]
+        own = self.methods or [
+            each for each in groups.names("method") if groups.plain_option("method", each)["name"] == each
+        ]
         rows = {name: [f"method={name}"] for name in own if name not in self.without}
         rows |= {name: [*overrides] for name, overrides in self.rows.items()}
         return {**{name: rows[name] for name in self.references if name in rows}, **rows}
 
-    def has(self, federation: Federation, row: str) -> bool:
+    def has(self, federation: BoardFederation, row: str) -> bool:
         """Return whether a row runs in a federation: Oracle only where there are true groups."""
         return bool(federation.groups) or "method=oracle" not in self.all_rows[row]
 
@@ -207,7 +209,7 @@ class Board:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @functools.cache  # noqa: B019 - a process has one or two boards
-    def trials_of(self, row: str) -> tuple[Trial, ...]:
+    def trials_of(self, row: str) -> tuple[BoardTrial, ...]:
         """Return the trials of a row: the default, and a scrambled Sobol sequence in [0, 1)^3 (Joe & Kuo, 2008).
 
         Its first coordinate is the learning rate, so rows with the same range try the same rates.
@@ -225,14 +227,14 @@ class Board:
             tuple((key, _at(each, point[i])) for i, (key, each) in enumerate(spaces.items()))
             for point in points[:count].tolist()
         ]
-        return (Trial(0), *(Trial(number, values) for number, values in enumerate(drawn, 1)))
+        return (BoardTrial(0), *(BoardTrial(number, values) for number, values in enumerate(drawn, 1)))
 
 
 def _at(given: Space, place: float) -> Any:
     return given.at(place) if isinstance(given, Range) else given[int(place * len(given))]
 
 
-def load(name: str) -> Board:
+def load_board(name: str) -> Board:
     """Return the board in conf/leaderboard/`name`.yaml, all that its methods declare checked.
 
     Raises:
@@ -245,7 +247,7 @@ def load(name: str) -> Board:
         if key not in fields:
             raise unknown(f"key of {where}", key, fields)
     values: dict[str, Any] = {k: tuple(each) if isinstance(each, list) else each for k, each in content.items()}
-    values["federations"] = tuple(typed(Federation, each, where) for each in values.get("federations", ()))
+    values["federations"] = tuple(typed(BoardFederation, each, where) for each in values.get("federations", ()))
     values["rate"] = _space(values.get("rate"), f"{where}, rate")
     try:
         board = Board(**{"name": name, **values})
@@ -260,7 +262,7 @@ def load(name: str) -> Board:
 
 
 @dataclass(frozen=True)
-class Stage:
+class BoardStage:
     """A rung, or the final runs of a seed, or of all."""
 
     name: str
@@ -269,24 +271,24 @@ class Stage:
     rung: int | None = None  # its number; None: final runs
 
 
-def stages(board: Board, seeds: Sequence[int] = (), *, joined: bool = False) -> list[Stage]:
+def stages(board: Board, seeds: Sequence[int] = (), *, joined: bool = False) -> list[BoardStage]:
     """Return all stages in order; `seeds` are those of the final runs asked for, none: all; `joined`: they are one."""
     last, asked = len(board.rungs) - 1, tuple(seeds or board.seeds)
     rungs = [
-        Stage(f"{rounds} rounds", rounds, board.tuning_seeds if i == last else board.tuning_seeds[:1], i)
+        BoardStage(f"{rounds} rounds", rounds, board.tuning_seeds if i == last else board.tuning_seeds[:1], i)
         for i, rounds in enumerate(board.rungs)
     ]
-    return [*rungs, *(Stage(FINAL, board.rounds, each) for each in ([asked] if joined else zip(asked)))]
+    return [*rungs, *(BoardStage(FINAL, board.rounds, each) for each in ([asked] if joined else zip(asked)))]
 
 
 @dataclass(frozen=True)
 class Entry:
     """A run of the board."""
 
-    stage: Stage
-    federation: Federation
+    stage: BoardStage
+    federation: BoardFederation
     row: str
-    trial: Trial
+    trial: BoardTrial
     job: Job
 
     @property
@@ -319,7 +321,7 @@ class Ledger:
         """
         if not self.files.has(ROWS):
             return
-        self.lines = {place_of(line): line for line in self.files.csv(ROWS)}
+        self.lines = {place_in_board(line): line for line in self.files.csv(ROWS)}
         made, board = self.files.json(BOARD), self.board
         self.machines = {*made["machine"].split("; ")}
         if made["hash"] != board.hash:
@@ -330,7 +332,7 @@ class Ledger:
         if lost := {row for _, _, row, *_ in self.lines} - {*board.all_rows}:
             raise ConfigError(f"{self.folder} has a row '{min(lost)}', and no method of that name is here")
 
-    def entries(self, stage: Stage, rows: Sequence[str] = ()) -> Iterator[Entry]:
+    def entries(self, stage: BoardStage, rows: Sequence[str] = ()) -> Iterator[Entry]:
         """Yield the runs of a stage, of the rows that are asked for (none: all), as far as earlier stages tell."""
         for federation in self.board.federations:
             for row in rows or self.board.all_rows:
@@ -340,7 +342,7 @@ class Ledger:
                     trial = self.board.trials_of(row)[number]
                     yield Entry(stage, federation, row, trial, self.job(stage, federation, row, trial, seed))
 
-    def numbers(self, stage: Stage, federation: str, row: str) -> list[int]:
+    def numbers(self, stage: BoardStage, federation: str, row: str) -> list[int]:
         """Return the trials that a stage runs."""
         if stage.rung is not None:
             return self.survivors(federation, row, stage.rung)
@@ -370,7 +372,7 @@ class Ledger:
         lines = [self.lines.get((stage.name, federation, row, number, seed), {}) for seed in stage.seeds]
         return sum(float(line.get("acc_on_val") or "nan") for line in lines) / len(lines)
 
-    def job(self, stage: Stage, federation: Federation, row: str, trial: Trial, seed: int) -> Job:
+    def job(self, stage: BoardStage, federation: BoardFederation, row: str, trial: BoardTrial, seed: int) -> Job:
         """Return a run of the board."""
         keys: dict[str, Any] = {**trial.keys, "protocol.rounds": stage.rounds, "seed": seed}
         if stage.rung is None:
@@ -389,7 +391,7 @@ class Ledger:
         return Job(tuple(overrides), config.changed(**values))
 
     @functools.cache  # noqa: B019 - a process has one or two ledgers
-    def _default(self, federation: Federation, row: str) -> tuple[list[str], RunConfig]:
+    def _default(self, federation: BoardFederation, row: str) -> tuple[list[str], RunConfig]:
         """Return a row as it is before a trial's values are set: composing takes longer than all the rest."""
         overrides = [*self.board.base, *federation.overrides, *self.board.all_rows[row]]
         if "method=oracle" in overrides:
@@ -467,6 +469,6 @@ class Ledger:
         self.files.write({BOARD: as_json(made), ROWS: as_csv([*kept.values()])})
 
 
-def place_of(line: Line) -> Place:
+def place_in_board(line: Line) -> Place:
     """Return the place of a line of rows.csv."""
     return line["stage"], line["federation"], line["row"], int(line["trial"]), int(line["seed"])

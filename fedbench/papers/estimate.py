@@ -20,11 +20,12 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.hardware import EngineCandidate, client_bytes, free_bytes, time_engines
+from fedbench.engine.hardware import client_bytes, free_bytes
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
+from fedbench.engine.timing import EngineCandidate, time_engines
 from fedbench.methods.fedavg import FedAvg
 from fedbench.papers.plan import Job, Plan, of_runs
 from fedbench.runs.config import RunConfig

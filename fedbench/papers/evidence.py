@@ -21,7 +21,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
 from fedbench.papers import spec
 from fedbench.papers.reproduce import launcher_of, make_runs, plan_of, select, write_table
-from fedbench.papers.spec import Selection
+from fedbench.papers.selection import Selection
 from fedbench.runs.progress import Output, rough_seconds
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def evidence_command(arguments: Sequence[str]) -> int:
 
 def paper_tables() -> list[str]:
     """Return the tables of papers at their own settings, by name."""
-    tables = [spec.load(name) for name in groups.names("table")]
+    tables = [spec.load_spec(name) for name in groups.names("table")]
     return [table.name for table in tables if table.paper and not table.varies]
 
 
@@ -104,7 +104,7 @@ def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[li
 
     works, reasons, paces = list[ColumnWork](), dict[str, int](), dict[str, float]()
     for name in names:
-        for column in spec.load(name).columns:
+        for column in spec.load_spec(name).columns:
             here = replace(selection, table=name, columns=(column.label,))
             planned, _ = plan_of(here)
             jobs = {job.identity: job for job in planned.missing() if selection.retry or not job.failure}

@@ -17,7 +17,8 @@ from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import Archive, as_json, as_npz, checksum, held, make_folder, write_text
 from fedbench.papers import plan as tables
 from fedbench.papers.plan import Job, Plan
-from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, content_of
+from fedbench.papers.selection import Selection
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, content_of
 from fedbench.papers.text import PAPERS
 from fedbench.plots import style
 from fedbench.runs import execution
@@ -87,7 +88,7 @@ class FigureSpec:
         return whole.only(setting.rows, setting.columns)
 
 
-def load_spec(name: str) -> FigureSpec:
+def load_figure_spec(name: str) -> FigureSpec:
     """Return the figure in conf/figure/`name`.yaml; fedsac-f1 is fedsac_f1.
 
     Raises:
@@ -95,10 +96,10 @@ def load_spec(name: str) -> FigureSpec:
         ConfigError: a value of the wrong type, or a setting that is lacking.
     """
     name = name.replace("-", "_")
-    return parse_spec(content_of("figure", name), name)
+    return parse_figure_spec(content_of("figure", name), name)
 
 
-def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
+def parse_figure_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
     """Return a figure from the plain content of its YAML.
 
     Raises:
@@ -128,7 +129,7 @@ def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
 def ordered_specs() -> list[FigureSpec]:
     """Return all figures, in the order of the papers and of numbers."""
     papers = list(PAPERS)
-    return sorted(map(load_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
+    return sorted(map(load_figure_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force
     return Job(job.overrides, run.changed(record=entries, force=force or run.settings.force))
 
 
-def merged(jobs: Sequence[Job]) -> list[Job]:
+def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return each run of several figures once, with what any of them records."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
@@ -259,27 +260,27 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
     exact = {key: np.asarray(array) for key, array in arrays.items()}
     kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
     with held(place.parent):  # the figures of a scale share an archive
-        files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": as_json(asdict(drawn))})
-    draw(place, drawn, arrays, formats)
+        files_of_figure(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": as_json(asdict(drawn))})
+    draw_figure(place, drawn, arrays, formats)
     return drawn
 
 
-def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
+def draw_figure(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
     """Draw a figure from its arrays, without any run."""
     paper, _, number = drawn.name.rpartition("_")
     function = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)
     with style.styled(drawn.name):
-        style.save(function(arrays), place, drawn.caption, formats)
+        style.save_as(function(arrays), place, drawn.caption, formats)
 
 
 def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     """Draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
     drawn, arrays = load_figure(place)
-    spec = load_spec(drawn.name)
+    spec = load_figure_spec(drawn.name)
     drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
     with held(place.parent):
-        files_of(place).write({f"{place.name}.json": as_json(asdict(drawn))})
-    draw(place, drawn, arrays, formats)
+        files_of_figure(place).write({f"{place.name}.json": as_json(asdict(drawn))})
+    draw_figure(place, drawn, arrays, formats)
     return drawn
 
 
@@ -289,7 +290,7 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
     Raises:
         Damaged: it is not as it was written.
     """
-    files = files_of(place)
+    files = files_of_figure(place)
     content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
     try:
         said = {each.name: content[each.name] for each in fields(Drawn) if each.name in content}
@@ -298,20 +299,20 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
         raise files.damaged(f"{place.name}.json", "it is of another version") from error
 
 
-def files_of(place: Path) -> Archive:
+def files_of_figure(place: Path) -> Archive:
     """Return the files that are read back of the figure at `place` (no suffix) and of those beside it."""
     return Archive(place.parent / ARCHIVE, f"python -m fedbench figure {place.name} makes it again")
 
 
-def place_of(folder: Path, name: str, scale: str = PAPER) -> Path | None:
+def place_of_figure(folder: Path, name: str, scale: str = PAPER) -> Path | None:
     """Return where the figure is kept at `scale`, or nearest the paper's (no suffix); None if it has not been made."""
     places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
-    return next((place for place in places if files_of(place).has(f"{place.name}.json")), None)
+    return next((place for place in places if files_of_figure(place).has(f"{place.name}.json")), None)
 
 
 def drawn_figures(folder: Path) -> list[Drawn]:
     """Return every figure that is there, at the scale nearest the paper's, paper by paper."""
-    places = [place_of(folder, spec.name) for spec in ordered_specs()]
+    places = [place_of_figure(folder, spec.name) for spec in ordered_specs()]
     return [load_figure(place)[0] for place in places if place is not None]
 
 

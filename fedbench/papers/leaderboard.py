@@ -17,7 +17,7 @@ from fedbench.runs.progress import amount, rough_seconds
 
 if TYPE_CHECKING:
     from fedbench.papers.boards import Ledger
-    from fedbench.papers.spec import Selection
+    from fedbench.papers.selection import Selection
 
 LEADERBOARD_HELP = """\
 usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
@@ -52,7 +52,7 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         raise ConfigError("which board? board=NAME; see python -m fedbench leaderboard --help")
     if selection.changed:
         raise ConfigError(f"{selection.changed[0]}: a board is run as it is declared; copy its YAML to another name")
-    board = boards.load(selection.board)
+    board = boards.load_board(selection.board)
     if lost := {*selection.seeds} - {*board.seeds}:
         raise ConfigError(f"seeds: the board has no seed {min(lost)}; its seeds are {list(board.seeds)}")
     for name in selection.rows:
@@ -65,23 +65,23 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
-    if not selection.render and (unfinished := fill(ledger, selection, selection.seeds, rows)):
+    if not selection.render and (unfinished := fill_board(ledger, selection, selection.seeds, rows)):
         print(f"incomplete: {unfinished}", file=sys.stderr)
         return INCOMPLETE
-    return conclude(ledger, selection.results, selection.seeds, rows)
+    return conclude_board(ledger, selection.results, selection.seeds, rows)
 
 
-def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
+def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
     """Draw the board, say what it lacks of the rows and seeds that are asked for, and return the exit code."""
     from fedbench.core.files import write_text
     from fedbench.papers import standings, store
 
     if not ledger.lines:
         raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
-    page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
-    write_text(page, standings.markdown(drawn))
+    page, drawn = ledger.folder / standings.PAGE, standings.read_standings(ledger.folder)
+    write_text(page, standings.standings_markdown(drawn))
     print(f"{page}: {amount(drawn.runs, 'run')}, {drawn.cost:.2f} hours by their clocks")
-    if store.folders(results):  # a page has one at least
+    if store.table_folders(results):  # a page has one at least
         print(f"beside the tables: python -m fedbench report {results}")
     lacking, board = dict[str, list[str]](), ledger.board
     said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}
@@ -96,7 +96,7 @@ def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequ
     return INCOMPLETE if lacking else OK
 
 
-def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
+def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
     """Run what `ledger` lacks, stage by stage, and record each; return what of a stage is not there, which ends it."""
     from fedbench.engine.hardware import stacks
     from fedbench.papers.boards import FINAL, stages
@@ -125,7 +125,7 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
     """Yield what the runs of a board take, by a step of every row's method that is timed here; nothing is trained."""
-    from fedbench.papers.boards import Trial, stages
+    from fedbench.papers.boards import BoardTrial, stages
     from fedbench.papers.estimate import ResourceEstimate
 
     board, total, runs = ledger.board, ResourceEstimate(), 0
@@ -135,7 +135,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
             if not board.has(federation, row):
                 continue
             times = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)
-            job = ledger.job(stage, federation, row, Trial(0), stage.seeds[0])
+            job = ledger.job(stage, federation, row, BoardTrial(0), stage.seeds[0])
             try:
                 taken, runs = taken + times * total.timed_as_it_is(job.config), runs + times
             except FedbenchError as error:

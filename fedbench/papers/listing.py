@@ -12,10 +12,10 @@ def tables() -> Listing:
     """List the tables, with what they publish and which of their data are here."""
     rows = []
     for name in groups.names("table"):
-        table = spec.load(name)
+        table = spec.load_spec(name)
         published = sum(table.published(*place) is not None for place in table.places())
         used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))
-        ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
+        ready = [d for d in used if groups.registry("dataset").build(groups.plain_option("dataset", d)).state().ready]
         rows.append(
             {
                 "table": name,

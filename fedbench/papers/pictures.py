@@ -17,9 +17,9 @@ from fedbench.plots import runs
 
 def table_figures(folder: Path) -> Figures:
     """Return curves by column, and ours beside the published values."""
-    table = store.load_table(folder)
+    table = store.read_table(folder)
     found: Figures = {}
-    points = store.load_rows(folder, store.CURVES)
+    points = store.read_rows(folder, store.CURVES)
     for index, column in enumerate(table.spec.columns, 1):
         named = _named(points, column.label)
         sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}

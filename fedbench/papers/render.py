@@ -19,7 +19,7 @@ from rich.text import Text as Words
 from fedbench.core.errors import FedbenchError, nearest, unknown
 from fedbench.core.files import as_csv, frame_of, write_csv, write_text
 from fedbench.core.markdown import escaped, markdown
-from fedbench.papers import store, verdict
+from fedbench.papers import comparisons, recorded, store, verdict
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec
 from fedbench.papers.store import TableResult
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from fedbench.papers.store import RunCounts
+    from fedbench.papers.recorded import RunCounts
 
 
 CSV, TEX = "csv", "tex"
@@ -46,7 +46,7 @@ def formats_of(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def write(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
+def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
     """Draw the table stored in `folder` as table.md beside it.
 
     Of `formats` tex gives table.tex. csv gives cells.csv and the tests that the table allows. significance.csv has rows
@@ -59,7 +59,7 @@ def write(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, Run
     Raises:
         FedbenchError: the stored table is unreadable.
     """
-    table, count = store.load(folder)
+    table, count = recorded.read_marked(folder)
     write_text(folder / "table.md", draw_markdown(table))
     if TEX in formats:
         write_text(folder / "table.tex", draw_latex(table))
@@ -77,9 +77,9 @@ def _tests(table: TableResult) -> dict[str, Sequence[Any]]:
     """Return by file name the lines of the tests that a table allows."""
     first, headline = table.spec.metrics[0], table.spec.headline
     return {
-        "significance.csv": verdict.paired(table, first, headline) if headline else [],
-        "bias.csv": verdict.biases(table),
-        "specificity.csv": verdict.matches(table),
+        "significance.csv": comparisons.paired(table, first, headline) if headline else [],
+        "bias.csv": comparisons.biases(table),
+        "specificity.csv": comparisons.matches(table),
     }
 
 
@@ -133,7 +133,7 @@ def draw_markdown(table: TableResult) -> str:
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
     """Return for which published rows each row of ours passes, a sign a metric; "" without a verdict."""
-    found = verdict.matrix(layout.matches, column.label)
+    found = comparisons.matrix(layout.matches, column.label)
     rows = list(dict.fromkeys(row for row, _ in found))
     published = list(dict.fromkeys(name for _, name in found))
     if len(published) < 2:
@@ -183,7 +183,7 @@ class FilledTable:
         Raises:
             FedbenchError: there is none.
         """
-        folders = store.folders(results)
+        folders = store.table_folders(results)
         if name not in folders:
             near = f"; filled are {nearest(name, folders)}" if folders else ""
             raise FedbenchError(
@@ -194,7 +194,7 @@ class FilledTable:
     @cached_property
     def table(self) -> TableResult:
         """The specification with its cells, and what of it other code made."""
-        return store.load(self.folder)[0]
+        return recorded.read_marked(self.folder)[0]
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -214,7 +214,7 @@ class FilledTable:
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:
         """Collaboration matrices [N, N] by "row|column|seed"."""
-        return store.load_arrays(self.folder, store.MATRICES)
+        return store.read_arrays(self.folder, store.MATRICES)
 
     def __repr__(self) -> str:
         """Return the table as Markdown."""

@@ -23,11 +23,12 @@ import numpy as np
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
-from fedbench.papers import boards, measures, standings, store, text
+from fedbench.papers import boards, measures, recorded, standings, store, summary, text
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.papers.store import SEPARATOR, Cell, TableResult
-from fedbench.papers.text import DASH, Judged, Layout, Text, notes
+from fedbench.papers.summary import Judged
+from fedbench.papers.text import DASH, Layout, Text, notes
 from fedbench.papers.verdict import NONE, verdict_of
 from fedbench.plots.style import cluster_order
 from fedbench.runs.progress import amount
@@ -101,7 +102,7 @@ def _matrix(weights: store.Array, seed: str) -> dict[str, Any]:
     }
 
 
-def packed(content: Any) -> str:
+def packed_arrays(content: Any) -> str:
     """Return text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
     text = content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
@@ -160,12 +161,12 @@ def report_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--methods", default="", help="folder of the methods' pages, as seen from the page")
     given = parser.parse_args(arguments)
     out = given.out or given.results / "index.html"
-    tables = build(given.results, out, given.methods)
+    tables = build_page(given.results, out, given.methods)
     print(f"{out} ({amount(tables, 'table')}, {out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
-def build(results: Path, out: Path, methods: str = "") -> int:
+def build_page(results: Path, out: Path, methods: str = "") -> int:
     """Write the page of all filled tables below `results` to `out`; returns how many there are.
 
     `methods`: the folder of the methods' pages, as seen from `out`; "": names of methods lead nowhere.
@@ -173,19 +174,19 @@ def build(results: Path, out: Path, methods: str = "") -> int:
     Raises:
         FedbenchError: there is no filled table, one is unreadable, or `out` cannot be written.
     """
-    folders = store.folders(results)
+    folders = store.table_folders(results)
     if not folders:
         raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
-    tables = {name: store.load(folder)[0] for name, folder in folders.items()}
-    rows = {name: store.load_rows(folder) for name, folder in folders.items()}
+    tables = {name: recorded.read_marked(folder)[0] for name, folder in folders.items()}
+    rows = {name: store.read_rows(folder) for name, folder in folders.items()}
     clients = clients_of(folders, rows)
     views = []
     for name, folder in folders.items():
         links = [(file, _relative(folder / file, out)) for file in LINKED if (folder / file).is_file()]
-        table, curves = tables[name], store.load_rows(folder, store.CURVES)
-        found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[name])
+        table, curves = tables[name], store.read_rows(folder, store.CURVES)
+        found = behind(only_run(table), curves, store.read_arrays(folder, store.MATRICES), clients[name])
         views.append(table_view(table, name, rows[name], found, links))
-    boards = [board_view(folder, out, methods) for folder in reversed(standings.folders(results))]
+    boards = [board_view(folder, out, methods) for folder in reversed(standings.board_folders(results))]
     try:
         make_folder(out.parent)
         write_text(out, render(views, overview(tables, rows), boards))
@@ -202,7 +203,7 @@ BOARD_HEADINGS = (
 
 def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
     """Return what the page prints of a leaderboard; `methods`: the folder of the methods' pages, as seen from `out`."""
-    board = standings.read(folder)
+    board = standings.read_standings(folder)
     return {
         "name": board.name,
         "title": board.title,
@@ -264,7 +265,7 @@ def _federation_view(table: standings.Table, references: Sequence[str], methods:
 def _method(row: str) -> str:
     """Return the method of a board's row, which begins with the name of a preset."""
     name = row.partition(" ")[0]
-    return str(groups.load("method", name)["name"]) if name in groups.names("method") else name
+    return str(groups.plain_option("method", name)["name"]) if name in groups.names("method") else name
 
 
 def _shown(value: float) -> str:
@@ -299,7 +300,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
 
 def clients_of(folders: Mapping[str, Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
     """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
-    kept = {name: store.load_arrays(folder, store.CLIENTS) for name, folder in folders.items()}
+    kept = {name: store.read_arrays(folder, store.CLIENTS) for name, folder in folders.items()}
     named = [
         (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
         for table, runs in rows.items()
@@ -338,7 +339,7 @@ def _plotly() -> tuple[str, str]:
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
-    return packed(script), _hash(script)
+    return packed_arrays(script), _hash(script)
 
 
 def _breakable(label: str) -> Any:
@@ -404,7 +405,7 @@ def table_view(
         notes=tuple(notes(layout if less is table else Layout(table))),
         links=tuple(links),
         content=known,
-        behind=packed(behind),
+        behind=packed_arrays(behind),
     )
 
 
@@ -589,10 +590,10 @@ class Overview:
 
 def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
     """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
-    found = text.judged(tables)
+    found = summary.judged(tables)
     groups: list[tuple[str, str, Sequence[str], Sequence[Judged]]] = [
         (each.paper, text.spelled(each.setting.split()) or PUBLISHED, each.tables, each.values)
-        for each in text.tallies(found)
+        for each in summary.tally_verdicts(found)
     ]
     told = {folder for _, _, folders, _ in groups for folder in folders}
     empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
@@ -619,7 +620,7 @@ def _overview_line(
     values: Sequence[Judged],
 ) -> OverviewLine:
     chosen = [tables[name] for name in folders]
-    confirmed, exploratory = (Counter(each.kind for each in own) for own in text.parted(values))
+    confirmed, exploratory = (Counter(each.kind for each in own) for own in summary.parted(values))
     runs: dict[str, list[str]] = {}
     for table in chosen:
         own = table.spec

@@ -20,9 +20,11 @@ from fedbench.config.fields import typed
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import held
-from fedbench.papers import render, spec, store, text, verdict
-from fedbench.papers.spec import Selection, TableSpec
-from fedbench.papers.store import PENDING, Cell, RunCounts, TableResult
+from fedbench.papers import published, recorded, render, spec, store, summary, verdict
+from fedbench.papers.recorded import RunCounts
+from fedbench.papers.selection import Selection
+from fedbench.papers.spec import TableSpec
+from fedbench.papers.store import PENDING, Cell, TableResult
 from fedbench.papers.verdict import Verdict
 from fedbench.runs.progress import Output, amount
 
@@ -164,7 +166,7 @@ def reproduce(selection: Selection) -> int:
     formats = render.formats_of(selection.formats)
     planned, folder = plan_of(selection)
     if selection.render:
-        render.write(folder, formats)
+        render.write_drawings(folder, formats)
         print(f"cells drawn again: {folder / 'table.md'}")
         return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
@@ -185,13 +187,13 @@ def reproduce(selection: Selection) -> int:
 
 def write_table(selection: Selection) -> tuple[Plan, TableResult]:
     """Fill the table of a selection with what has finished by now, draw it, and return its plan and itself."""
-    from fedbench.papers import plan
+    from fedbench.papers import fill
 
     _, folder = plan_of(selection)
     with held(folder):
         planned, _ = plan_of(selection)  # another call may have added cells meanwhile
-        store.save(folder, plan.fill(planned), *plan.kept(planned))
-        table, _ = render.write(folder, selection.formats)
+        store.save_table(folder, fill.fill(planned), *fill.kept_files(planned))
+        table, _ = render.write_drawings(folder, selection.formats)
     return planned, table
 
 
@@ -199,12 +201,12 @@ def plan_of(selection: Selection) -> tuple[Plan, Path]:
     """Return what is selected, as it stands, and the folder of the filled table."""
     from fedbench.papers import plan
 
-    table = spec.load(selection.table)
+    table = spec.load_spec(selection.table)
     chosen = table.only(selection.rows, selection.columns)  # which may be given by their numbers
     rows, columns = (tuple(line.label for line in lines) for lines in (chosen.rows, chosen.columns))
     selection = replace(selection, rows=rows, columns=columns)
-    folder = store.folder_of(selection.results, table.name, plan.provenance(table, selection))
-    return plan.make(table, selection, store.read(folder)), folder
+    folder = store.folder_of_table(selection.results, table.name, plan.provenance(table, selection))
+    return plan.make(table, selection, recorded.read_stored(folder)), folder
 
 
 def _require_cells(planned: Plan) -> None:
@@ -262,7 +264,7 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
         given = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         words = (given.get(key, "") for key in ("dataset", "partition", "method", "metric"))
         yield ",".join((table.paper, table.table, *words, "MEAN", "STD", given.get("setting", "")))
-    values = [each for each in spec.published() if (each.paper, each.table) == (table.paper, table.table)]
+    values = [each for each in published.published_values() if (each.paper, each.table) == (table.paper, table.table)]
     for each in values:
         if each not in shown:
             where = " ".join(filter(None, (each.dataset, each.partition, each.method, each.metric, each.setting)))
@@ -337,12 +339,12 @@ def redraw_command(arguments: Sequence[str]) -> int:
     if len(places) > 1:
         raise ConfigError(f"redraw takes one folder of results, got {' '.join(places)}")
     results = places[0] if places else "results"
-    folders = store.folders(results)
+    folders = store.table_folders(results)
     behind = RunCounts()
     for folder in folders.values():
-        behind += render.write(folder, formats)[1]
+        behind += render.write_drawings(folder, formats)[1]
         print(folder)
-    text.write(Path(results))
+    summary.write_summary(Path(results))
     print(behind)
     if not folders:
         print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
@@ -369,7 +371,7 @@ def figure_command(arguments: Sequence[str]) -> int:
         raise unknown("scale of figures", selection.scale, plan.SETTINGS)
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
-    specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
+    specs = plan.ordered_specs() if "all" in names else [plan.load_figure_spec(name) for name in names]
     selection = replace(selection, figures=tuple(spec.name for spec in specs))
     folder = Path(selection.results) / "figures"
     return _redraw_figures(selection, folder) if selection.render else _make_figures(selection, folder)
@@ -382,7 +384,7 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     plans = _figure_plans(selection)
     refused = len(selection.figures) - len(plans)
     begun = time.monotonic()
-    missing = plan.merged([job for each in plans for job in each.missing()])
+    missing = plan.merged_jobs([job for each in plans for job in each.missing()])
     print(f"{amount(len(plans), 'figure')}, {amount(len(missing), 'run')} to make, {at_once} at once")
     if selection.dry_run:
         return OK
@@ -401,7 +403,7 @@ def _figure_plans(selection: Selection) -> list[FigurePlan]:
     plans = []
     for name in selection.figures:
         try:
-            plans.append(plan.make_plan(plan.load_spec(name), selection))
+            plans.append(plan.make_plan(plan.load_figure_spec(name), selection))
         except FedbenchError as error:
             if len(selection.figures) == 1:
                 raise
@@ -433,7 +435,7 @@ def _redraw_figures(selection: Selection, folder: Path) -> int:
     """Draw figures again from what is kept."""
     from fedbench.papers import figure_plan as plan
 
-    places = {name: plan.place_of(folder, name, selection.scale) for name in selection.figures}
+    places = {name: plan.place_of_figure(folder, name, selection.scale) for name in selection.figures}
     if lacking := [name for name, place in places.items() if place is None]:
         scale = plan.QUICK if selection.scale == plan.PAPER else selection.scale
         how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} makes them"

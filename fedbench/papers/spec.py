@@ -1,82 +1,18 @@
-"""A table as data: conf/table/NAME.yaml says which runs fill which cells, and which published values they mirror.
-
-Beside it: margins, published values, scales, and what a command line selects.
-"""
+"""A table as data: conf/table/NAME.yaml says which runs fill which cells, and which published values they mirror."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import functools
-import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fnmatch import fnmatchcase
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import groups, schema
-from fedbench.config.compose import compose, is_setting, key_of
-from fedbench.config.fields import positive, typed
-from fedbench.core.errors import ConfigError, Damaged, unknown
-
-# How far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
-#
-# Fixed before any number is looked at. By default one point of accuracy or of RSD, one client of all for IPR, and ten
-# per cent of the published value for ratios, times and counts. A table's YAML may set another margin for a metric,
-# with the reason: `margins: {acc: {value: 2, why: "accuracy is of 50 test images"}}`.
-
-
-@dataclass(frozen=True)
-class Margin:
-    """A margin of the table's own."""
-
-    value: float
-    why: str = ""
-    relative: bool = False  # `value` is in per cent of the published mean
-
-
-POINT = Margin(1.0)  # accuracy, RSD
-TENTH = Margin(10.0, relative=True)
-
-
-def width(metric: str, own: Mapping[str, Margin], published: float, clients: int | None) -> float | None:
-    """Return the margin around a published value; None if it cannot be told (IPR without N, a share of 0).
-
-    `own` holds the table's margins by metric, `published` is the mean, `clients` the number of clients.
-    """
-    if metric == "ipr" and metric not in own:
-        return 100 / clients if clients else None
-    margin = own.get(metric) or default(metric)
-    return (abs(published) * margin.value / 100 or None) if margin.relative else margin.value
-
-
-def default(metric: str) -> Margin:
-    """Return the margin of a metric, other than IPR, for which a table sets none."""
-    return POINT if metric == "rsd" or "acc" in metric.split("_") else TENTH
-
-
-def parse_margins(content: Mapping[str, Any], metrics: list[str], where: str) -> dict[str, Margin]:
-    """Return the margins of a YAML by metric.
-
-    Raises:
-        UnknownName: of a metric that the table lacks.
-        ConfigError: a margin that is no positive number, or one without a reason.
-    """
-    found = {}
-    for metric, entry in content.items():
-        if metric not in metrics:
-            raise unknown(f"metric in the margins of {where}", str(metric), metrics)
-        margin = typed(Margin, entry, f"{where}, margin of {metric}")
-        if not 0 < margin.value < math.inf:
-            raise ConfigError(f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0, and finite")
-        if not margin.why.strip():
-            raise ConfigError(f"{where}: say why the margin of {metric} is {margin.value:g} (margins.{metric}.why)")
-        found[metric] = margin
-    return found
+from fedbench.config import groups
+from fedbench.config.fields import typed
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.papers.published import Margin, Published, find_published, parse_margins
 
 
 @dataclass(frozen=True)
@@ -133,13 +69,6 @@ class ColumnSpec:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
         return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
 
-    def unlike_paper(self, row: str, selection: Selection) -> str:
-        """Return why the cell of the row labelled `row` would not have the paper's inputs; "" if it would."""
-        changed = {key_of(text) for text in selection.changed} | ({"dataset"} if selection.substitute else set())
-        if self.unlike_with and changed.isdisjoint(self.unlike_with):
-            return ""
-        return next((why for names, why in self.unlike.items() if fnmatchcase(row, names)), "")
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -149,102 +78,7 @@ class Finding:
     changed: tuple[str, ...] = ()  # overrides of the command line with which it holds; none: the paper's setting
 
 
-# The published values, 984 of them, as the papers print them (published.csv beside this file).
-#
-# Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
-# value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
-
 ACCURACY = ("acc", "score")  # metrics that are the protocol's accuracy where nothing else is said
-FILE = Path(__file__).with_name("published.csv")
-FILTERS = ("dataset", "partition", "method", "metric", "setting")
-
-
-@dataclass(frozen=True)
-class Published:
-    """One value of a paper's table; percent for accuracies, IPR and RSD."""
-
-    paper: str
-    table: str
-    dataset: str
-    partition: str
-    method: str
-    metric: str
-    setting: str
-    mean: float
-    std: float | None
-    decimals: int  # digits printed after the point
-    bound: str = ""  # ">": the paper prints only that it is more than `mean`
-
-    @property
-    def text(self) -> str:
-        """The value as printed: mean, and ± std where there is one."""
-        spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
-        return f"{self.bound}{self.mean:.{self.decimals}f}{spread}"
-
-
-@functools.cache
-def published() -> tuple[Published, ...]:
-    """Return all published values, in the order of the file."""
-    return read(FILE)
-
-
-def read(path: Path) -> tuple[Published, ...]:
-    """Return the values in a file of this form.
-
-    Raises:
-        Damaged: it is no such file; says which line.
-    """
-    line = 1
-    try:
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True)
-        found = []
-        for row in rows:
-            line = rows.line_num
-            found.append(_value(row))
-    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
-        raise Damaged(
-            f"{path} is damaged in line {line}; bring it back: git restore, or install fedbench again"
-        ) from error
-    return tuple(found)
-
-
-def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
-    """Return the value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
-
-    A setting is compared as a set of words; `where` without one asks for values that have none.
-
-    Returns:
-        None if the table has no such value (the papers leave cells blank).
-
-    Raises:
-        ConfigError: several values agree.
-    """
-    wanted = {key: where[key] for key in FILTERS if key in where and key != "setting"}
-    words = set(where.get("setting", "").split())
-    found = [
-        value
-        for value in published()
-        if (value.paper, value.table) == (paper, table)
-        and all(getattr(value, key) == text for key, text in wanted.items())
-        and set(value.setting.split()) == words
-    ]
-    if len(found) > 1:
-        raise ConfigError(f"{paper} {table}: {dict(where)} means {len(found)} published values, not one")
-    return found[0] if found else None
-
-
-def _value(row: Mapping[str, str]) -> Published:
-    number = row["mean"].removeprefix(">")
-    if not all(math.isfinite(float(text or 0)) for text in (number, row["std"])):
-        raise ValueError("a value that is not finite")
-    names = ("paper", "table", "dataset", "partition", "method", "metric", "setting")
-    return Published(
-        **{name: row[name] for name in names},
-        mean=float(number),
-        std=float(row["std"]) if row["std"] else None,
-        decimals=max(0, -int(Decimal(number).as_tuple().exponent)),
-        bound=">" if number != row["mean"] else "",
-    )
 
 
 LineT = TypeVar("LineT", RowSpec, ColumnSpec)
@@ -293,7 +127,7 @@ class TableSpec:
         """Return what the paper prints in this cell; None if nothing."""
         where = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         settings = (line.published.get("setting", "") for line in (column, row))
-        return find(self.paper, self.table, {**where, "setting": " ".join(settings).strip()})
+        return find_published(self.paper, self.table, {**where, "setting": " ".join(settings).strip()})
 
     def only(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> TableSpec:
         """Return the table with only the rows and columns whose label, or number from 1, is given (nothing: all).
@@ -334,7 +168,7 @@ def content_of(group: str, name: str) -> dict[str, Any]:
     return content
 
 
-def load(name: str) -> TableSpec:
+def load_spec(name: str) -> TableSpec:
     """Return the table in conf/table/`name`.yaml.
 
     Raises:
@@ -342,7 +176,7 @@ def load(name: str) -> TableSpec:
         ConfigError: a value of the wrong type, or a metric of which nothing says what it is.
     """
     content = content_of("table", name)
-    spec = parse(content)
+    spec = parse_spec(content)
     for metric, entry in zip(spec.metrics, content["metrics"], strict=True):
         told = entry.get("measure") or any(
             all(metric.name in line.measures for line in lines) for lines in (spec.columns, spec.rows)
@@ -360,7 +194,7 @@ def load(name: str) -> TableSpec:
     return spec
 
 
-def parse(content: Mapping[str, Any]) -> TableSpec:
+def parse_spec(content: Mapping[str, Any]) -> TableSpec:
     """Return a table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
 
     Raises:
@@ -429,152 +263,3 @@ def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple
         return lines
     numbers = {*wanted} - {*labels}  # a label goes before a number
     return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in numbers)
-
-
-LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What to change in a run's config; the defaults change nothing."""
-
-    name: str
-    rounds: float = 1.0  # factor
-    epochs: int | None = None  # at most so many a round
-    iterations: int | None = None  # at most so many a round, where the protocol counts iterations
-    evaluations: int | None = None  # at most so many, evenly spread
-    seeds: int | None = None  # instead of the table's
-    limit: int | None = None  # training samples of the data set
-    clients: int | None = None  # at most so many; a cohort that is a count shrinks with them
-    trained: bool = True  # false: too little for the methods' order to mean anything
-    partition: dict[str, Any] = field(default_factory=dict)  # name -> fields, for partitions of fixed sizes
-    method: dict[str, Any] = field(default_factory=dict)  # name -> fields, for methods of fixed local work
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rounds <= 1:
-            raise ConfigError(f"scale.rounds is a share of the rounds in [0, 1], got {self.rounds}")
-
-    @property
-    def words(self) -> str:
-        """Return what it changes, in a sentence; "" if nothing."""
-        limits = {
-            "epochs a round": self.epochs,
-            "mini-batches a round, where they are counted": self.iterations,
-            "training samples": self.limit,
-            "clients": self.clients,
-        }
-        parts = [f"{self.rounds:.0%} of the rounds but at least {LEAST_ROUNDS}"] if self.rounds < 1 else []
-        parts += [f"{what} at most {most}" for what, most in limits.items() if most is not None]
-        return f"Scale {self.name}: {'; '.join(parts)}." if parts else ""
-
-    def overrides(self, plain: Mapping[str, Any]) -> list[str]:
-        """Return overrides that bring the resolved config `plain` to this scale."""
-        protocol, local = plain["protocol"], plain["protocol"]["local"]
-        rounds = max(min(LEAST_ROUNDS, protocol["rounds"]), math.ceil(self.rounds * protocol["rounds"]))
-        found = [] if rounds == protocol["rounds"] else [f"protocol.rounds={rounds}"]
-        if self.evaluations is not None:
-            every = max(protocol["eval_every"], math.ceil(rounds / self.evaluations))
-            found += [] if every == protocol["eval_every"] else [f"protocol.eval_every={every}"]
-        kind = "iterations" if local["iterations"] else "epochs"
-        most = getattr(self, kind)
-        if most is not None and local[kind] > most:
-            found.append(f"protocol.local.{kind}={most}")
-        limit = plain["dataset"].get("limit")
-        if self.limit is not None and (limit is None or limit > self.limit):
-            found.append(f"dataset.limit={self.limit}")
-        clients = plain["partition"].get("num_clients")
-        if self.clients is not None and clients and clients > self.clients:
-            found.append(f"partition.num_clients={self.clients}")
-            drawn = schema.parse_cohort(str(protocol["cohort"]))
-            if isinstance(drawn, int):
-                found.append(f"protocol.cohort={max(1, drawn * self.clients // clients)}")
-        for group in ("partition", "method"):
-            fields = getattr(self, group).get(plain[group]["name"], {})
-            found += [f"{group}.{key}={value}" for key, value in fields.items()]
-        return found
-
-
-@functools.cache
-def load_scale(name: str) -> Scale:
-    """Return the scale in conf/scale/`name`.yaml.
-
-    Raises:
-        UnknownName: no such scale, or an unknown key.
-    """
-    return typed(Scale, content_of("scale", name), f"scale '{name}'")
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a command line selects: a table, figures or a board, which part of it, and how its runs are made."""
-
-    table: str = ""
-    figures: tuple[str, ...] = ()
-    board: str = ""
-    scale: str = "paper"
-    rows: tuple[str, ...] = ()  # labels of those to be run; none: all
-    columns: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale, the table or the figure says
-    substitute: str = ""  # data set in place of the table's own
-    overrides: tuple[str, ...] = ()  # of every run, and of Hydra
-    jobs: int = 0  # runs at once; 0: one a core, on a GPU one
-    hours: float = positive(1.0)  # of `evidence`, after which it stops
-    results: str = "results"
-    retry: bool = False
-    dry_run: bool = False
-    render: bool = False
-    formats: tuple[str, ...] = ()  # none: svg and png of a figure, Markdown alone of a table
-
-    def selects(self, row: RowSpec, column: ColumnSpec) -> bool:
-        """Return whether the cell is to be run."""
-        labels = ((row.label, self.rows), (column.label, self.columns))
-        return all(not chosen or label in chosen for label, chosen in labels)
-
-    @property
-    def launcher(self) -> tuple[str, ...]:
-        """The overrides of Hydra, which choose where runs are made."""
-        return tuple(text for text in self.overrides if text.lstrip("+~").startswith("hydra"))
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The overrides of every run that change no result, as runs_dir=DIR."""
-        kept = (text for text in self.overrides if text not in self.launcher and is_setting(key_of(text)))
-        return ("progress=none", *kept)
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The overrides of every run that change results, as model=lenet5."""
-        others = (*self.launcher, *self.settings)
-        return tuple(text for text in self.overrides if text not in others)
-
-
-def compose_cell(
-    table: TableSpec, column: ColumnSpec, row: Sequence[str], selection: Selection
-) -> tuple[list[str], dict[str, Any]]:
-    """Return (overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
-    from omegaconf import OmegaConf
-
-    overrides = [*table.base, *column.overrides, *row]
-    if selection.substitute:
-        chosen = [f"dataset={selection.substitute}", *column.substitute]
-        overrides = [*_without(overrides, chosen), *chosen]
-    overrides += [*selection.changed, *selection.settings]
-    where = f"table {table.name}, {' '.join(overrides)}"
-    try:
-        config = compose(overrides)
-        plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    except Exception as error:
-        from fedbench.config.messages import one_line
-
-        raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    own = {key_of(text) for text in selection.changed}  # what the user says stands against the scale
-    scaled = [text for text in load_scale(selection.scale).overrides(plain) if key_of(text) not in own]
-    config.merge_with(OmegaConf.from_dotlist(scaled))
-    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    return [*overrides, *scaled], plain
-
-
-def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
-    chosen_anew = {key for text in chosen if "." not in (key := key_of(text))}
-    return [text for text in overrides if key_of(text).partition(".")[0] not in chosen_anew]

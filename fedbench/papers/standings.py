@@ -19,10 +19,10 @@ import numpy as np
 from fedbench.core.markdown import markdown as table_of
 from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import ARCHIVE, BOARD, FINAL, ROWS, UNSEEN, Line
+from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
 from fedbench.papers.equivalence import LEVEL
 from fedbench.papers.store import files_of
 from fedbench.papers.text import DASH
-from fedbench.papers.verdict import LEAST_PAIRS, holm, t_test
 
 PAGE = "README.md"
 NOT_RUN = "not run to its end"  # a row without a failure and without a score
@@ -97,12 +97,12 @@ class Standings:
         return [*self.board["references"]]
 
 
-def folders(results: Path | str) -> list[Path]:
+def board_folders(results: Path | str) -> list[Path]:
     """Return every recorded board below `results`, in order of name."""
     return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{ARCHIVE}"))
 
 
-def read(folder: Path) -> Standings:
+def read_standings(folder: Path) -> Standings:
     """Return what is recorded in `folder`, judged.
 
     Raises:
@@ -315,7 +315,7 @@ def rules(drawn: Standings) -> Iterator[str]:
         yield f"Left out: {name} ({why})."
 
 
-def markdown(drawn: Standings) -> str:
+def standings_markdown(drawn: Standings) -> str:
     """Return the page of a board."""
     text = [f"# {drawn.title}\n"]
     text.append(

@@ -37,7 +37,7 @@ from fedbench.methods.parts import features, mixing
 from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig, from_plain
 from fedbench.runs.execution import build
-from fedbench.runs.fingerprint import load
+from fedbench.runs.fingerprint import load_data
 
 # Operations and parameters of networks, counted (FedCollab, Table 5).
 #
@@ -49,7 +49,7 @@ from fedbench.runs.fingerprint import load
 
 def model_cost(config: RunConfig) -> dict[str, float]:
     """Return `macs` and `params` of the model that clients train (statistics of batch normalisation are none)."""
-    data = config.model.view(load(config.dataset))
+    data = config.model.view(load_data(config.dataset))
     net = config.model.build(data.shape, data.classes)
     params = sum(leaf.numel() for leaf in net.parameters())
     return {"macs": float(multiply_adds(net, data.shape)), "params": float(params)}
@@ -62,7 +62,7 @@ def discriminator_cost(config: RunConfig) -> dict[str, float]:
     """
     if not isinstance(config.method, FedCollab):
         raise ConfigError("the study 'discriminator_cost' needs method=fedcollab")
-    data = config.model.view(load(config.dataset))
+    data = config.model.view(load_data(config.dataset))
     task = config.model.task(data.shape, data.classes)
     model = task.init(torch.Generator().manual_seed(0))
     width = task.features(model, torch.zeros(1, *data.shape)).numel()

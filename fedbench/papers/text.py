@@ -1,27 +1,26 @@
-"""A filled table in words, which every rendering shares: its cells, what stands below them, and counts of verdicts."""
+"""A filled table in words, which every rendering shares: its cells, and what stands below them."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbench.config import groups
-from fedbench.core.files import write_text
-from fedbench.core.markdown import markdown
-from fedbench.papers import spec, store, verdict
+from fedbench.papers import comparisons, published, selection, verdict
+from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEVEL, UNDECIDABLE
+from fedbench.papers.recorded import LOCAL
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
-from fedbench.papers.store import LOCAL, PENDING, Cell, TableResult
-from fedbench.papers.verdict import NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
+from fedbench.papers.store import PENDING, Cell, TableResult
+from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
 from fedbench.runs.progress import STALE, rough_seconds
 
 DASH = "-"
@@ -75,9 +74,9 @@ class Layout:
         return f"Left out, as {PENDING}: {said}." if said else ""
 
     @cached_property
-    def matches(self) -> list[verdict.Match]:
+    def matches(self) -> list[comparisons.Match]:
         """Every cell with a verdict beside every published value of its column and metric."""
-        return verdict.matches(self.table)
+        return comparisons.matches(self.table)
 
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
         """Return the cell of a row, a column and a metric."""
@@ -91,7 +90,7 @@ class Layout:
             judged,
             self._places[column.label, metric.name].get(row.label, 0),
             bool(cell.values),
-            verdict.passes_for(self.matches, column.label, metric.name, row.label),
+            comparisons.passes_for(self.matches, column.label, metric.name, row.label),
         )
 
 
@@ -241,7 +240,7 @@ def _made(table: TableResult) -> list[str]:
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
     """Return `seeds=5`, or which; nothing for those that the table has anyway."""
-    if own == tuple(range(spec.load_scale(table.provenance.scale).seeds or table.spec.seeds)):
+    if own == tuple(range(selection.load_scale(table.provenance.scale).seeds or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
     return [f"seeds={count}"]
@@ -285,11 +284,11 @@ def sentences(layout: Layout) -> Iterator[str]:
 
 def _margin(table: TableResult, metric: MetricSpec) -> str:
     own = table.spec.margins.get(metric.name)
-    sizes = {spec.width(metric.name, table.spec.margins, 100, n) for n in table.clients.values() or [None]}
+    sizes = {published.width(metric.name, table.spec.margins, 100, n) for n in table.clients.values() or [None]}
     if own is None and metric.name == "ipr":
         words = f"one client ({', '.join(f'{size:g}' for size in sorted(filter(None, sizes))) or 'unknown'})"
     else:
-        relative = (own or spec.default(metric.name)).relative
+        relative = (own or published.default_margin(metric.name)).relative
         words = f"{sizes.pop():g}{' % of the published value' if relative else ''}"
     return f"{metric.label} {words}{f' ({own.why})' if own else ''}"
 
@@ -325,7 +324,7 @@ def _keeps(override: str, draw: str | None) -> bool:
     if key != "partition":
         return key == "partition_seed" and value != "null"
     file = groups.find("partition", value) or groups.find("partition", value.rstrip("0123456789."))
-    fields = {} if file is None else groups.load("partition", file.stem)
+    fields = {} if file is None else groups.plain_option("partition", file.stem)
     return "path" in fields or ("draw" in fields and draw != "partition.draw=null")
 
 
@@ -404,7 +403,7 @@ def notes(layout: Layout) -> list[str]:
     """Return the sentences below a table, in the order in which they are read."""
     table = layout.table
     own, made = table.spec, table.provenance
-    changed = filter(None, [spec.load_scale(made.scale).words])
+    changed = filter(None, [selection.load_scale(made.scale).words])
     said = [*_seed_notes(table), *fewer_clients(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
     if not made.trained:
         said.append("The runs are too short for the order of the methods to mean anything.")
@@ -494,7 +493,7 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
 
 def _significance(table: TableResult) -> Iterator[str]:
     metric, reference = table.spec.metrics[0], table.spec.headline
-    pairs = verdict.paired(table, metric, reference) if reference and metric.better != "neither" else []
+    pairs = comparisons.paired(table, metric, reference) if reference and metric.better != "neither" else []
     for column in dict.fromkeys(each.column for each in pairs):
         here = [each for each in pairs if each.column == column]
         told = {
@@ -515,126 +514,3 @@ def _agreement(each: Agreement, headline: str) -> str:
         holds = "holds" if each.headline else f"does not hold, best is {', '.join(each.best_ours)}"
         text += f"; the paper's claim that {headline} is best {holds}"
     return text + "."
-
-
-# How many published values of all filled tables have which verdict: verdicts.md beside them.
-
-FILE = "verdicts.md"
-COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
-HEAD = """\
-# How many values have which verdict
-
-Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
-after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
-in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
-
-Values are not independent trials. Accuracy, IPR and RSD of a row are read off the same runs: they are one piece of
-evidence, so rows of runs are counted beside them. Rows share their seeds, and IPR and RSD the runs of Local.
-
-"""
-FOOT = "\nWritten by `python -m fedbench redraw results`, which trains nothing and keeps what stands below this line.\n"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One value with a verdict."""
-
-    paper: str
-    folder: str
-    setting: str  # what was varied of what the paper leaves open; "" if nothing
-    keys: tuple[str, ...]  # of its runs, with the study where one was made of them
-    metric: str
-    kind: str
-    exploratory: bool
-
-
-@dataclass(frozen=True)
-class Tally:
-    """The values of a paper's tables at one setting, each once."""
-
-    paper: str
-    setting: str
-    tables: tuple[str, ...]  # names
-    values: tuple[Judged, ...]
-
-
-def write(results: Path) -> None:
-    """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
-    if found := judged({name: store.load_table(folder) for name, folder in store.folders(results).items()}):
-        file = results / FILE
-        before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        write_text(file, HEAD + table(found) + FOOT + before.partition(FOOT)[2])
-
-
-def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
-    """Return every value with a verdict in filled tables, which are given by their names."""
-    found = []
-    for folder, filled in tables.items():
-        setting = " ".join(filled.provenance.varied)
-        studies = {row.label: row.study for row in filled.spec.rows}
-        for cell in filled.cells:
-            verdict = verdict_of(filled, cell)
-            if verdict.kind != NONE:
-                place = (filled.spec.paper, folder, setting)
-                keys = tuple(f"{studies[cell.row]}{key}" for key in cell.keys)
-                found.append(Judged(*place, keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
-    return found
-
-
-def tallies(found: Sequence[Judged]) -> list[Tally]:
-    """Return one for all tables of a paper with the same setting that hold values not exploratory."""
-    confirmed = [each for each in found if not each.exploratory]
-    made = []
-    for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
-        tables = [each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)]
-        once = _once([each for each in found if each.folder in tables])
-        made.append(Tally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
-    return made
-
-
-def _once(found: Sequence[Judged]) -> list[Judged]:
-    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
-    kept: list[Judged] = []
-    for each in sorted(found, key=lambda each: -len(each.keys)):
-        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
-            kept.append(each)
-    return kept
-
-
-def parted(found: Sequence[Judged]) -> list[list[Judged]]:
-    """Return the values that are not exploratory, and those that are."""
-    return [[each for each in found if each.exploratory == exploratory] for exploratory in (False, True)]
-
-
-def rows_of(found: Sequence[Judged]) -> int:
-    """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
-    return len({each.keys for each in found})
-
-
-def words(found: Sequence[Judged]) -> str:
-    """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
-    confirmed, exploratory = map(_phrase, parted(found))
-    return (confirmed or "none") + (f"; exploratory: {exploratory}" if exploratory else "")
-
-
-def _phrase(found: Sequence[Judged]) -> str:
-    of = {kind: [each for each in found if each.kind == kind] for kind in JUDGED_KINDS}
-    told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
-    return ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
-
-
-def table(found: Sequence[Judged]) -> str:
-    """Return a line a table, and one for each tally."""
-    lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
-    for folder in dict.fromkeys(each.folder for each in found):
-        counted = _count_cells([each for each in found if each.folder == folder])
-        lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
-    for each in tallies(found):
-        label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
-        lines.append([label.replace(" 1 tables", " 1 table"), *_count_cells(each.values)])
-    return markdown(lines)
-
-
-def _count_cells(found: Sequence[Judged]) -> list[str]:
-    counts = [(own, Counter(each.kind for each in own)) for own in parted(found)]
-    return [str(n) for own, kinds in counts for n in (len(own), rows_of(own), *map(kinds.__getitem__, JUDGED_KINDS))]

@@ -106,7 +106,7 @@ def styled(name: str) -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] = ("svg", "png")) -> None:
+def save_as(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] = ("svg", "png")) -> None:
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
         width, height = figure.get_size_inches()

@@ -20,10 +20,11 @@ from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import check_memory, pick_device, pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
-from fedbench.engine.method import HookCaller
+from fedbench.engine.hooks import HookCaller
+from fedbench.engine.newcomers import Newcomers, Unseen
 from fedbench.engine.recording import Arrays, check
 from fedbench.engine.setup import Setup, assemble
-from fedbench.engine.simulation import Newcomers, Simulation, State, Unseen
+from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, fairness
@@ -248,7 +249,7 @@ def experiment(
                 by_time = 0 < rule.seconds <= time.monotonic() - saved
                 by_round = rule.rounds > 0 and state.round % rule.rounds == 0
                 if signal or ((by_time or by_round) and not simulation.done(state)):
-                    states.save(folder.checkpoint, state, key)
+                    states.save_state(folder.checkpoint, state, key)
                     folder.write_history(state.history)
                     saved = time.monotonic()
                 if signal:
@@ -269,7 +270,7 @@ def build(run: RunConfig) -> Setup:
 
 def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
     """Return a run's samples, and whose they are."""
-    dataset = fingerprint.load(run.dataset)
+    dataset = fingerprint.load_data(run.dataset)
     return dataset, make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
 
 
@@ -330,7 +331,7 @@ def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -
         folder.clear()
         return None
     try:
-        state = states.load(folder.checkpoint, key, setup.federation.device)
+        state = states.load_state(folder.checkpoint, key, setup.federation.device)
     except CheckpointError:
         if not run.settings.force:
             raise

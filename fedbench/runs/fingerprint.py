@@ -53,7 +53,7 @@ SILENT = frozenset(  # what the code that decides numbers calls, and what decide
         "fedbench.core.errors:unknown",
         "fedbench.core.files:load_npz",
         "fedbench.core.source:digest",
-        "fedbench.engine.method:HookError",
+        "fedbench.engine.hooks:HookError",
     )
 )
 
@@ -95,7 +95,7 @@ def changed(recorded: str, today: str) -> list[str]:
     return [part for part, found in then.items() if now.get(part) not in _equal(part, found)]
 
 
-def load(data: DataSource) -> Dataset:
+def load_data(data: DataSource) -> Dataset:
     """The data set, read once for all runs of a sweep, and again when its files change."""
     return _load(data, data.stamp)
 

@@ -209,7 +209,7 @@ class RunFolder:
         if model is not None:
             from fedbench.engine import checkpoint
 
-            checkpoint.save(self.path / MODEL, model, {}, key=self.key)
+            checkpoint.write_checkpoint(self.path / MODEL, model, {}, key=self.key)
         files_of(self.path).write({RESULT: as_json({**result, "key": self.key})}, self._checksums)
         self.checkpoint.unlink(missing_ok=True)
 

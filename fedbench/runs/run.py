@@ -141,7 +141,7 @@ class Run:
 
         if not (self.folder / MODEL).is_file():
             raise FedbenchError(f"{self.folder} kept no models; run it again with save_models=true and force=true")
-        return checkpoint.load(self.folder / MODEL)[0]
+        return checkpoint.read_checkpoint(self.folder / MODEL)[0]
 
     def column(self, name: str) -> float:
         """Return a column of the row as a number.

@@ -23,12 +23,13 @@ from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.newcomers import Newcomers
 from fedbench.engine.seeds import Request, joint_setup, merged, split
 from fedbench.engine.setup import first_round_inputs
-from fedbench.engine.simulation import Newcomers, Simulation, State, pack, unpack
+from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.workers import WorkersTrainer, spec_of
-from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Meter, Subject, gap, models, simulate
+from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Subject, ToyMeter, gap, models, simulate
 
 EVERYONE = torch.arange(len(SIZES))
 FAMILIES = ("global", "personalised", "clustered", "mixture")
@@ -156,7 +157,7 @@ def check_trees_keep_their_names_shapes_and_precision(subject: Subject) -> None:
 def check_single_precision_stays_single(subject: Subject) -> None:
     """A double that slipped in would be trained slowly and sent at twice the price (single numbers may be)."""
     chosen = subject.toy("mlp", dtype=torch.float32, rounds=1)
-    meter = Meter(chosen)
+    meter = ToyMeter(chosen)
     state = simulate(chosen, meter)
     for tree in (meter.message, meter.outcome.uploads, state.memory.take(EVERYONE)):
         doubles = [name for name, leaf in tree.items() if leaf.dtype == torch.float64 and leaf[0].numel() > 1]
@@ -296,8 +297,8 @@ def check_resumed_equals_uninterrupted(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
         while not simulation.done(state):
-            checkpoint.save(file, *pack(state))
-            state = unpack(*checkpoint.load(file), torch.device("cpu"))
+            checkpoint.write_checkpoint(file, *pack(state))
+            state = unpack(*checkpoint.read_checkpoint(file), torch.device("cpu"))
             simulation = Simulation(chosen, LoopedTrainer(chosen))
             simulation.step(state)
     expected = subject.run("batch_norm").state

@@ -165,7 +165,7 @@ KINDS = ("mlp", "batch_norm")
 ROUNDS = 3
 
 
-class Meter(LoopedTrainer):
+class ToyMeter(LoopedTrainer):
     """Counts the bytes that cross the network, leaf by leaf and client by client; keeps the last trees."""
 
     up = down = 0
@@ -183,7 +183,7 @@ class Meter(LoopedTrainer):
 class Watched(Simulation):
     """Leaves what crosses for the method's preparation out of the meter."""
 
-    trainer: Meter
+    trainer: ToyMeter
 
     def prepare(self, state: State) -> None:
         """As any simulation."""
@@ -193,12 +193,12 @@ class Watched(Simulation):
 
 
 @dataclass
-class Run:
+class ToyRun:
     """A finished run, what it began with, and what crossed the network in rounds."""
 
     start: State
     state: State
-    meter: Meter
+    meter: ToyMeter
 
 
 class Subject:
@@ -208,7 +208,7 @@ class Subject:
         self.name = name or type(method).__name__
         self.declared: Conformance = method.conformance
         self.method = with_settings(method, self.declared.settings)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ToyRun] = {}
 
     @classmethod
     def of(cls, given: Method | type[Method] | str) -> Subject:
@@ -254,23 +254,23 @@ class Subject:
         data = federation(clients, shape, ids=ids, dtype=dtype, device=device)
         return setup(self.method, data, model, **options)
 
-    def run(self, kind: str) -> Run:
+    def run(self, kind: str) -> ToyRun:
         """The run on toy `kind` that all checks share, by the looped engine."""
         if kind not in self._runs:
             with torch.enable_grad():
                 self._runs[kind] = self._run(kind)
         return self._runs[kind]
 
-    def _run(self, kind: str) -> Run:
+    def _run(self, kind: str) -> ToyRun:
         chosen = self.toy(kind)
-        meter = Meter(chosen)
+        meter = ToyMeter(chosen)
         simulation = Watched(chosen, meter)
         state = simulation.begin()
         start = unpack(*pack(state), torch.device("cpu"))
         start.server = trees.clone(start.server)
         while not simulation.done(state):
             simulation.step(state)
-        return Run(start, state, meter)
+        return ToyRun(start, state, meter)
 
 
 def imported(path: str) -> object:

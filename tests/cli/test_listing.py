@@ -49,7 +49,7 @@ def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
         for name in groups.names(group):
             if "defaults:" in (groups.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
                 composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
-                assert groups.load(group, name) == composed
+                assert groups.plain_option(group, name) == composed
                 checked += 1
     assert checked >= 2
 
@@ -187,7 +187,7 @@ def test_the_command_prints_tables_and_names_the_nearest(capsys: pytest.CaptureF
     assert main(["list", "partition"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown list 'partition'; nearest: partitions")
     with pytest.raises(UnknownName):
-        groups.load("method", "fedavgg")
+        groups.plain_option("method", "fedavgg")
 
 
 # --- the documents

@@ -91,9 +91,9 @@ def test_a_new_model_is_a_network_with_a_head(tmp_path: Path) -> None:
 
 def test_a_new_table_parses_and_names_what_it_lacks() -> None:
     files = written("table", "mine_t3")
-    table = spec.parse(yaml.safe_load(files["conf/table/mine_t3.yaml"]))
+    table = spec.parse_spec(yaml.safe_load(files["conf/table/mine_t3.yaml"]))
     assert (list(files), table.paper, table.table) == (["conf/table/mine_t3.yaml"], "mine", "T3")
-    assert spec.parse(yaml.safe_load(written("table", "mine")["conf/table/mine.yaml"])).table == "T1"
+    assert spec.parse_spec(yaml.safe_load(written("table", "mine")["conf/table/mine.yaml"])).table == "T1"
 
 
 @pytest.mark.parametrize("kind", groups.REGISTRIES)

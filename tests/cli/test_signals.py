@@ -102,7 +102,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(60) == 129
     (saved,) = tmp_path.rglob(CHECKPOINT)
-    assert checkpoint.load(saved)[1]["round"] >= 1
+    assert checkpoint.read_checkpoint(saved)[1]["round"] >= 1
     assert not [*saved.parent.glob(".lock")]
 
 
@@ -278,7 +278,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
     assert len({path for _, path in said}) == len(said) == 2, told
     for done, path in said:
         assert EACH <= int(done) < ROUNDS
-        assert checkpoint.load(path)[1]["round"] == int(done), "the last completed round"
+        assert checkpoint.read_checkpoint(path)[1]["round"] == int(done), "the last completed round"
     assert f"go on: python -m {shlex.join(whole)}\n" in told
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes
     get_reusable_executor().shutdown()  # those of a test before this one would write to its files

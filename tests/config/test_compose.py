@@ -80,7 +80,7 @@ def test_what_a_method_declares_for_leaderboards_is_no_part_of_a_run(toy: Path) 
     after = compose.compose(["method=fedprox"]), compose.compose(["method=fedcollab", "method/base=fedprox"])
     assert after == before
     assert of_hydra(["method=fedprox"]) == after[0]
-    assert groups.load("method", "fedprox") == after[0].method
+    assert groups.plain_option("method", "fedprox") == after[0].method
     assert "tune" not in compose.compose(["method=fedprox_strong"]).method
     assert dict(groups.tune("fedprox")) == dict(groups.tune("fedprox_strong")) == {"mu": [0.1, 1.0]}
     assert groups.tune("fedcollab") == {}

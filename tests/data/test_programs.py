@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_columns_on_an_authors_draw_name_it_and_leave_it_open() -> None:
     """And a run on it has a key of its own."""
-    tables = [spec.load(name) for name in ("fedsac_t1", "fedsac_t3", "fedsac_t4", "fedsac_t5")]
+    tables = [spec.load_spec(name) for name in ("fedsac_t1", "fedsac_t3", "fedsac_t4", "fedsac_t5")]
     for table in tables:
         assert "partition.draw" in table.left_open
         assert all("_fedsac" in "".join(column.overrides) for column in table.columns)

@@ -18,8 +18,8 @@ from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import hardware
 from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.hooks import HookError
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep

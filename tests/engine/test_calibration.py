@@ -118,8 +118,8 @@ def test_engines_and_interrupted_runs_agree(name: str, score: str, tmp_path: Pat
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()
     while not simulation.done(state):
-        states.save(tmp_path / "state", state, "key")
-        state = states.load(tmp_path / "state", "key", torch.device("cpu"))
+        states.save_state(tmp_path / "state", state, "key")
+        state = states.load_state(tmp_path / "state", "key", torch.device("cpu"))
         simulation.step(state)
     alike(state, expected)
 

@@ -55,8 +55,8 @@ def bits(tensor):
 
 def test_round_trip_is_bit_exact(tmp_path):
     tree, meta = a_tree(), {"round": 3, "loss": 0.1 + 0.2, "list": [1, None, "x"], "nan": float("nan")}
-    checkpoint.save(tmp_path / "c.safetensors", tree, meta, key="abc")
-    loaded, found = checkpoint.load(tmp_path / "c.safetensors", key="abc")
+    checkpoint.write_checkpoint(tmp_path / "c.safetensors", tree, meta, key="abc")
+    loaded, found = checkpoint.read_checkpoint(tmp_path / "c.safetensors", key="abc")
     assert set(loaded) == set(tree)
     for name, leaf in tree.items():
         assert loaded[name].dtype == leaf.dtype, name
@@ -67,14 +67,14 @@ def test_round_trip_is_bit_exact(tmp_path):
 
 def test_is_as_readable_as_its_folder(tmp_path):
     tmp_path.chmod(0o750)
-    checkpoint.save(tmp_path / "c", {"a": torch.ones(1)}, {})
+    checkpoint.write_checkpoint(tmp_path / "c", {"a": torch.ones(1)}, {})
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o640
 
 
 def test_loaded_tensors_own_their_memory(tmp_path):
     path = tmp_path / "c.safetensors"
-    checkpoint.save(path, {"a": torch.zeros(1000)}, {})
-    loaded, _ = checkpoint.load(path)
+    checkpoint.write_checkpoint(path, {"a": torch.zeros(1000)}, {})
+    loaded, _ = checkpoint.read_checkpoint(path)
     path.write_bytes(b"\xff" * path.stat().st_size)
     loaded["a"].add_(1)
     assert loaded["a"].tolist() == [1.0] * 1000
@@ -82,27 +82,27 @@ def test_loaded_tensors_own_their_memory(tmp_path):
 
 def test_saving_leaves_the_tree_alone(tmp_path):
     leaf = torch.zeros(3).expand(4, 3)
-    checkpoint.save(tmp_path / "c", {"a": leaf}, {})
+    checkpoint.write_checkpoint(tmp_path / "c", {"a": leaf}, {})
     assert leaf.stride() == (0, 1)
 
 
 def test_an_empty_tree(tmp_path):
-    checkpoint.save(tmp_path / "c", {}, {"round": 0})
-    assert checkpoint.load(tmp_path / "c") == ({}, {"round": 0})
+    checkpoint.write_checkpoint(tmp_path / "c", {}, {"round": 0})
+    assert checkpoint.read_checkpoint(tmp_path / "c") == ({}, {"round": 0})
 
 
 def test_another_configuration_is_refused_in_one_line(tmp_path):
-    checkpoint.save(tmp_path / "c", {"a": torch.ones(1)}, {}, key="aaaa")
+    checkpoint.write_checkpoint(tmp_path / "c", {"a": torch.ones(1)}, {}, key="aaaa")
     with pytest.raises(CheckpointError, match=r"another configuration \(key aaaa, not bbbb\); delete it") as error:
-        checkpoint.load(tmp_path / "c", key="bbbb")
+        checkpoint.read_checkpoint(tmp_path / "c", key="bbbb")
     assert "\n" not in str(error.value)
-    checkpoint.load(tmp_path / "c")
+    checkpoint.read_checkpoint(tmp_path / "c")
 
 
 def test_a_path_may_be_text_and_what_has_not_all_marks_of_a_checkpoint_is_none(tmp_path):
     path = str(tmp_path / "c")
-    checkpoint.save(path, {"a": torch.ones(1)}, {"round": 2})
-    assert checkpoint.load(path)[1] == {"round": 2}
+    checkpoint.write_checkpoint(path, {"a": torch.ones(1)}, {"round": 2})
+    assert checkpoint.read_checkpoint(path)[1] == {"round": 2}
     whole = {"format": checkpoint.FORMAT, "key": "k", "meta": "{}", "checksum": "0"}
     for marks in (
         whole | {"format": "fedbench-checkpoint-2"},
@@ -110,17 +110,17 @@ def test_a_path_may_be_text_and_what_has_not_all_marks_of_a_checkpoint_is_none(t
     ):
         save_file({"a": torch.ones(1)}, path, marks)
         with pytest.raises(CheckpointError, match="is not in the format fedbench-checkpoint-1; delete"):
-            checkpoint.load(path)
+            checkpoint.read_checkpoint(path)
 
 
 def test_missing(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint at"):
-        checkpoint.load(tmp_path / "c")
+        checkpoint.read_checkpoint(tmp_path / "c")
 
 
 def foreign_files(folder):
     good = folder / "good"
-    checkpoint.save(good, {"a": torch.ones(8)}, {"round": 1}, key="k")
+    checkpoint.write_checkpoint(good, {"a": torch.ones(8)}, {"round": 1}, key="k")
     content = good.read_bytes()
     tensors = {"a": torch.ones(8)}
     save_file(tensors, folder / "plain")
@@ -146,25 +146,25 @@ def test_foreign_files_are_refused_in_one_line(tmp_path):
     assert len(files) == 11
     for file in files:
         with pytest.raises(CheckpointError, match="delete it to start over") as error:
-            checkpoint.load(file)
+            checkpoint.read_checkpoint(file)
         assert "\n" not in str(error.value), file
         assert str(file) in str(error.value)
 
 
 def test_every_truncation_is_noticed(tmp_path):
     path = tmp_path / "c"
-    checkpoint.save(path, {"a": torch.arange(20), "b": torch.tensor(True)}, {"round": 1}, key="k")
+    checkpoint.write_checkpoint(path, {"a": torch.arange(20), "b": torch.tensor(True)}, {"round": 1}, key="k")
     content = path.read_bytes()
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(CheckpointError):
-            checkpoint.load(path)
+            checkpoint.read_checkpoint(path)
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     tree = {"a": torch.tensor([0, 1]), "b": torch.tensor([True, False])}
-    checkpoint.save(path, tree, {"round": 1}, key="k")
+    checkpoint.write_checkpoint(path, tree, {"round": 1}, key="k")
     content = path.read_bytes()
     for position in range(len(content)):
         for bit in (position * 3 % 8, (position * 3 + 4) % 8):
@@ -172,7 +172,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
             damaged[position] ^= 1 << bit
             path.write_bytes(damaged)
             try:
-                loaded, meta = checkpoint.load(path, key="k")
+                loaded, meta = checkpoint.read_checkpoint(path, key="k")
             except CheckpointError:
                 continue
             # A flip that changes nothing, such as one in the padding, may pass.
@@ -182,23 +182,23 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
 
 def test_a_swapped_tensor_of_another_checkpoint_is_noticed(tmp_path):
     for name, fill in (("x", 1.0), ("y", 2.0)):
-        checkpoint.save(tmp_path / name, {"a": torch.full((64,), fill)}, {"round": 1}, key="k")
+        checkpoint.write_checkpoint(tmp_path / name, {"a": torch.full((64,), fill)}, {"round": 1}, key="k")
     x, y = (bytearray((tmp_path / name).read_bytes()) for name in "xy")
     x[-256:] = y[-256:]
     (tmp_path / "x").write_bytes(x)
     with pytest.raises(CheckpointError, match="checksum"):
-        checkpoint.load(tmp_path / "x")
+        checkpoint.read_checkpoint(tmp_path / "x")
 
 
 @pytest.mark.parametrize(("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,3]", b"[3,2]"), (b'"a"', b'"b"')])
 def test_a_header_that_was_altered_and_still_parses_is_noticed(tmp_path, old, new):
     path = tmp_path / "c"
-    checkpoint.save(path, {"a": torch.ones(2, 3)}, {})
+    checkpoint.write_checkpoint(path, {"a": torch.ones(2, 3)}, {})
     content = path.read_bytes()
     assert content.count(old) == 1
     path.write_bytes(content.replace(old, new))
     with pytest.raises(CheckpointError, match="checksum"):
-        checkpoint.load(path)
+        checkpoint.read_checkpoint(path)
 
 
 # A checkpoint that could not be written, under SIGKILL and full disks too, costs none that was.
@@ -215,7 +215,7 @@ for _ in range(10):
     if child == 0:
         while True:
             tree = {"a": torch.full((200_000,), step), "b": torch.tensor(step)}
-            checkpoint.save(path, tree, {"step": step})
+            checkpoint.write_checkpoint(path, tree, {"step": step})
             os.write(acknowledge, step.to_bytes(8, "little"))
             step += 1
     os.close(acknowledge)
@@ -225,7 +225,7 @@ for _ in range(10):
     os.waitpid(child, 0)
     acknowledged = int.from_bytes(os.read(reader, 1 << 16)[-8:], "little")
     os.close(reader)
-    tree, meta = checkpoint.load(path)
+    tree, meta = checkpoint.read_checkpoint(path)
     assert meta["step"] >= max(acknowledged, step), "a checkpoint was lost"
     assert tree["b"] == meta["step"] and tree["a"].eq(meta["step"]).all(), "a checkpoint was mixed"
     step = meta["step"] + 1
@@ -247,27 +247,27 @@ def test_a_killed_writer_never_costs_an_acknowledged_checkpoint(tmp_path):
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     path = tmp_path / "c"
-    checkpoint.save(path, {"a": torch.ones(10)}, {"round": 1})
+    checkpoint.write_checkpoint(path, {"a": torch.ones(10)}, {"round": 1})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
         with pytest.raises(CheckpointError, match="the previous one is kept") as error:
-            checkpoint.save(path, {"a": torch.zeros(1_000_000)}, {"round": 2})
+            checkpoint.write_checkpoint(path, {"a": torch.zeros(1_000_000)}, {"round": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(error.value)
-    assert checkpoint.load(path)[1] == {"round": 1}
+    assert checkpoint.read_checkpoint(path)[1] == {"round": 1}
     assert names(tmp_path) == ["c"]
 
 
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
-        checkpoint.save(tmp_path / "missing" / "c", {"a": torch.ones(1)}, {})
+        checkpoint.write_checkpoint(tmp_path / "missing" / "c", {"a": torch.ones(1)}, {})
 
 
 def test_meta_that_is_not_json_leaves_the_previous_checkpoint(tmp_path):
-    checkpoint.save(tmp_path / "c", {}, {"round": 1})
+    checkpoint.write_checkpoint(tmp_path / "c", {}, {"round": 1})
     with pytest.raises(TypeError):
-        checkpoint.save(tmp_path / "c", {}, {"round": object()})
-    assert checkpoint.load(tmp_path / "c")[1] == {"round": 1}
+        checkpoint.write_checkpoint(tmp_path / "c", {}, {"round": object()})
+    assert checkpoint.read_checkpoint(tmp_path / "c")[1] == {"round": 1}
     assert names(tmp_path) == ["c"]

@@ -133,9 +133,9 @@ def test_a_checkpoint_is_whole_however_far_the_run_went_on(tmp_path: Path) -> No
     expected = [advance(whole, whole.begin(), to) for to in range(1, 13)]
     state = going.begin()
     for saved in (1, 4, 5, 9):
-        states.save(tmp_path / "checkpoint", advance(going, state, saved), KEY)
+        states.save_state(tmp_path / "checkpoint", advance(going, state, saved), KEY)
         advance(going, state, saved + 2)  # this process "dies" here
-        state = states.load(tmp_path / "checkpoint", KEY, CPU)
+        state = states.load_state(tmp_path / "checkpoint", KEY, CPU)
         assert equal(states.models(state), states.models(expected[saved - 1]))
     assert equal(states.models(advance(going, state, 12)), states.models(expected[-1]))
 
@@ -143,13 +143,13 @@ def test_a_checkpoint_is_whole_however_far_the_run_went_on(tmp_path: Path) -> No
 def test_a_save_that_fails_leaves_the_earlier_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, going = tmp_path / "checkpoint", simulation()
     state = advance(going, going.begin(), 2)
-    states.save(saved, state, KEY)
+    states.save_state(saved, state, KEY)
     kept = states.models(state)
     with monkeypatch.context() as patch:
         patch.setattr(states.checkpoint, "save_file", broken)
         with pytest.raises(CheckpointError):
-            states.save(saved, advance(going, state, 3), KEY)
-    assert equal(states.models(states.load(saved, KEY, CPU)), kept)
+            states.save_state(saved, advance(going, state, 3), KEY)
+    assert equal(states.models(states.load_state(saved, KEY, CPU)), kept)
 
 
 def broken(*_: Any) -> None:

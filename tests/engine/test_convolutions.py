@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.engine import hardware
+from fedbench.engine import timing
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.layers import CHANNELS_LAST, LOWERINGS, NATIVE, PATCHES, Conv2d
@@ -28,7 +28,7 @@ def lenet():
 
 
 def test_layers_are_found_with_what_they_are_given() -> None:
-    found = [(name, shape) for name, _, shape in hardware.layers(lenet().task, 8)]
+    found = [(name, shape) for name, _, shape in timing.layers(lenet().task, 8)]
     assert found == [("conv.0", (8, 1, 16, 16)), ("conv.4", (8, 6, 6, 6))]
 
 
@@ -44,8 +44,8 @@ def test_the_fastest_way_is_chosen_only_where_it_is_clearly_so(monkeypatch: pyte
         quick = {PATCHES: 0.5} if shape[2] == 1 else {CHANNELS_LAST: 0.99}
         return {**dict.fromkeys(LOWERINGS, 1.0), **quick}
 
-    monkeypatch.setattr(hardware, "timed", timed)
-    hardware.choose(on_gpu, 3)
+    monkeypatch.setattr(timing, "timed", timed)
+    timing.choose(on_gpu, 3)
     assert asked == [(3, 8, 1, 16, 16), (3, 8, 6, 6, 6)]
     assert lowerings(chosen) == [PATCHES, NATIVE]
 
@@ -55,7 +55,7 @@ def test_clients_train_alike_whichever_way_is_taken(lowering: str, monkeypatch: 
     expected = lenet()
     state = simulate(expected, StackedTrainer(expected, 2))
     chosen = dataclasses.replace(expected, task=lenet().task)
-    for name, _, _ in hardware.layers(chosen.task, 8):
+    for name, _, _ in timing.layers(chosen.task, 8):
         chosen.task.set_lowering(name, lowering)
     found = simulate(chosen, StackedTrainer(chosen, 2))
     assert gap(found.server, state.server) < 1e-9

@@ -21,15 +21,16 @@ from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig,
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware, schedule
+from fedbench.engine import hardware, schedule, timing
 from fedbench.engine import hardware as memory
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.hardware import EngineCandidate, pick_device, pick_trainer, run_steps, time_engines
+from fedbench.engine.hardware import pick_device, pick_trainer
 from fedbench.engine.history import History, Record
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation, pack, unpack
 from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
@@ -132,7 +133,7 @@ def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(
     monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
     chosen = setup(Filled())
     with pytest.raises(Diverged):
-        hardware.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
+        timing.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
     assert type(picked(chosen)) is Workers
     assert not caplog.records, "that it diverges is said by the run"
     chosen.federation.device = torch.device("cuda")
@@ -288,7 +289,7 @@ def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pyte
     ticking = Ticking(monkeypatch, once=7.0)
     assert time_engines(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
     assert ticking.calls == 3, "to warm up, a few steps, some more"
-    assert ticking.now <= 3 * 7 + 2 * hardware.FEW + hardware.MORE
+    assert ticking.now <= 3 * 7 + 2 * timing.FEW + timing.MORE
 
 
 class Scripted:
@@ -299,7 +300,7 @@ class Scripted:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.told.append(f"wait for {device}"))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.told.append("emptied"))
-        monkeypatch.setattr(hardware, "first_round_inputs", lambda _, ids, clock: ({"given": ids}, {"own": clock}))
+        monkeypatch.setattr(timing, "first_round_inputs", lambda _, ids, clock: ({"given": ids}, {"own": clock}))
 
     def build(self, brief: Setup) -> Any:
         def train(ids: Tensor, message: Any, memory: Any, clock: Clock) -> None:
@@ -316,8 +317,8 @@ class Scripted:
 def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, scripted = setup(FedAvg(), epochs=20), Scripted(monkeypatch, 99.0, 5.0, 3.0)
     chosen.federation.device = torch.device(device)
-    monkeypatch.setattr(hardware, "drawn", lambda *_: (schedule.Order(torch.arange(40), [1] * 40), {}))
-    pace = hardware.seconds_a_step(chosen, EngineCandidate(scripted.build, 2))
+    monkeypatch.setattr(timing, "drawn", lambda *_: (schedule.Order(torch.arange(40), [1] * 40), {}))
+    pace = timing.seconds_a_step(chosen, EngineCandidate(scripted.build, 2))
     assert pace == 3.0 / (60 + 40), "no faster than without the further steps"
     waits = ["wait for cuda"] if device == "cuda" else []
     assert scripted.told == [*[*waits, [3, 1], *waits] * 3, *(["emptied"] if waits else [])]
@@ -327,18 +328,18 @@ def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypat
 def test_a_round_of_few_steps_is_timed_whole(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, scripted = setup(FedAvg(), federation((8, 8)), epochs=epochs), Scripted(monkeypatch, 9.0, 1.0, 4.0)
     order = schedule.Order(torch.arange(epochs), [1] * epochs)
-    monkeypatch.setattr(hardware, "drawn", lambda *_: (order, {}))
-    assert hardware.seconds_a_step(chosen, EngineCandidate(scripted.build)) == 4.0 / epochs
+    monkeypatch.setattr(timing, "drawn", lambda *_: (order, {}))
+    assert timing.seconds_a_step(chosen, EngineCandidate(scripted.build)) == 4.0 / epochs
 
 
 def test_the_largest_client_is_part_of_what_a_time_is_remembered_by() -> None:
-    keys = {hardware._key(setup(FedAvg(), federation(sizes)), {}) for sizes in ((3, 9, 20), (3, 9, 21), (3, 8, 21))}
+    keys = {timing._key(setup(FedAvg(), federation(sizes)), {}) for sizes in ((3, 9, 20), (3, 9, 21), (3, 8, 21))}
     assert len(keys) == 2
 
 
 def test_a_time_is_remembered_for_every_learning_rate_and_no_other_optimiser() -> None:
     optimizers = OptimizerConfig(), OptimizerConfig(lr=0.01), OptimizerConfig(momentum=0.9)
-    first, slow, heavy = (hardware._key(setup(FedAvg(), optimizer=each), {}) for each in optimizers)
+    first, slow, heavy = (timing._key(setup(FedAvg(), optimizer=each), {}) for each in optimizers)
     assert first == slow != heavy
 
 

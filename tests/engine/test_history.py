@@ -39,8 +39,8 @@ class TestHistory:
         history.add(Record(7, odd, 2**40, 2**62, {"prepare": 1e-9}, math.nan))
         tree, meta = history.state()
         assert {leaf.dtype for leaf in tree.values()} == {torch.int64, torch.float64}
-        checkpoint.save(tmp_path / "c", {**tree, "server/w": torch.ones(2)}, {"history": meta})
-        loaded, found = checkpoint.load(tmp_path / "c")
+        checkpoint.write_checkpoint(tmp_path / "c", {**tree, "server/w": torch.ones(2)}, {"history": meta})
+        loaded, found = checkpoint.read_checkpoint(tmp_path / "c")
         restored = History.restore(loaded, found["history"])
         assert repr(restored.rows()) == repr(history.rows())
         for old, new in zip(history.records, restored.records, strict=True):

@@ -153,8 +153,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Pa
     state = simulation.begin()
     simulation.step(state)
     file = tmp_path / "state.safetensors"
-    states.save(file, state, "key")
-    state = states.load(file, "key", torch.device("cpu"))
+    states.save_state(file, state, "key")
+    state = states.load_state(file, "key", torch.device("cpu"))
     while not simulation.done(state):
         simulation.step(state)
     assert apart(personal(chosen, expected), personal(chosen, state)) == 0

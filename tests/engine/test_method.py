@@ -19,8 +19,9 @@ from fedbench.core.errors import ConfigError, Diverged, UnknownName
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
+from fedbench.engine.hooks import HookError, check_selectors
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError, Method, check_selectors
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer

@@ -23,7 +23,7 @@ from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.optim import KEPT
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State, load, save
+from fedbench.engine.simulation import Simulation, State, load_state, save_state
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer
@@ -144,8 +144,8 @@ def test_a_run_that_was_stopped_goes_on_with_it(tmp_path: Path) -> None:
     state = simulation.begin()
     simulation.step(state)
     simulation.step(state)
-    save(tmp_path / "checkpoint", state, "key")
-    state = load(tmp_path / "checkpoint", "key", torch.device("cpu"))
+    save_state(tmp_path / "checkpoint", state, "key")
+    state = load_state(tmp_path / "checkpoint", "key", torch.device("cpu"))
     while not simulation.done(state):
         simulation.step(state)
     assert gap(whole.server, state.server) == 0

@@ -16,10 +16,10 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware, schedule, seeds, workers
+from fedbench.engine import hardware, schedule, seeds, timing, workers
 from fedbench.engine.contract import Clock, Cohort, Stage
+from fedbench.engine.newcomers import Newcomers
 from fedbench.engine.seeds import Answer, MakeProxy, Request, SimulationThread, merged, split, together
-from fedbench.engine.simulation import Newcomers
 from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import layers
@@ -320,12 +320,12 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen = setup(FedAvg(), federation((9, 9), (1, 16, 16)), model=LeNet5(), batch=8)
-    found = hardware.layers(chosen.task, 8)
+    found = timing.layers(chosen.task, 8)
     told: list[tuple[str, str]] = []
     asked: list[tuple[int, ...]] = []
     slower, other = (name for name in sorted(layers.LOWERINGS)[:3] if name != layers.NATIVE)
     monkeypatch.setattr(type(chosen.task), "set_lowering", lambda _, name, way: told.append((name, way)))
-    monkeypatch.setattr(hardware, "FASTER", 0.9)
+    monkeypatch.setattr(timing, "FASTER", 0.9)
     for seconds, way in ((0.89, other), (0.9, layers.NATIVE), (0.94, layers.NATIVE)):
         times = {layers.NATIVE: 2.0, slower: 2.0 * 0.949, other: 2.0 * seconds}
 
@@ -333,11 +333,11 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
             asked.append(shape)
             return times
 
-        monkeypatch.setattr(hardware, "timed", timed)
-        hardware.choose(chosen, 3)
+        monkeypatch.setattr(timing, "timed", timed)
+        timing.choose(chosen, 3)
         assert not told, "on a CPU torch's own is kept"
         monkeypatch.setattr(chosen.federation, "device", torch.device("cuda"))
-        hardware.choose(chosen, 3)
+        timing.choose(chosen, 3)
         assert told == [(name, way) for name, _, _ in found]
         assert asked == [(3, *shape) for _, _, shape in found]
         monkeypatch.setattr(chosen.federation, "device", torch.device("cpu"))
@@ -357,7 +357,7 @@ def test_every_way_of_a_convolution_has_the_same_gradients_and_all_are_timed(
     expected = torch.autograd.grad(torch.stack(each).sum(), leaves)
     given = {name: leaf.detach() for name, leaf in model.items()}, x.detach()
     for name in layers.LOWERINGS:
-        found, of_x = hardware._pass(layer, name)(*given)
+        found, of_x = timing._pass(layer, name)(*given)
         assert layer.lowering == name
         for ours, theirs in zip((found["weight"], found["bias"], of_x), expected, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-4)
@@ -369,9 +369,9 @@ def test_every_way_of_a_convolution_has_the_same_gradients_and_all_are_timed(
 
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "card")
-    monkeypatch.setattr(hardware, "_seconds", seconds)
+    monkeypatch.setattr(timing, "_seconds", seconds)
     for _ in range(2):
-        times = hardware.timed(layer, (4, 2, 2, 5, 5), torch.device("cpu"))
+        times = timing.timed(layer, (4, 2, 2, 5, 5), torch.device("cpu"))
         assert times == {name: place + 1.0 for place, name in enumerate(layers.LOWERINGS)}
     assert told == [({"weight": (4, 3, 2, 3, 3), "bias": (4, 3)}, (4, 2, 2, 5, 5))] * 4
 
@@ -392,9 +392,9 @@ def test_a_pass_is_timed_within_a_graph_of_several(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replay")))
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(hardware, "time", SimpleNamespace(perf_counter=seconds))
-    assert hardware._seconds(lambda *given: told.append(given), 1, 2) == 3.0 / hardware.REPEATS
-    within = ["begin", *[(1, 2)] * hardware.REPEATS, "end"]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=seconds))
+    assert timing._seconds(lambda *given: told.append(given), 1, 2) == 3.0 / timing.REPEATS
+    within = ["begin", *[(1, 2)] * timing.REPEATS, "end"]
     assert told == [(1, 2), (1, 2), "wait", *within, "replay", "wait", "clock", "replay", "wait", "clock"]
 
 

@@ -15,11 +15,12 @@ import torch
 
 from fedbench.core import rng, trees
 from fedbench.core.cache import Arrays
-from fedbench.engine import simulation
+from fedbench.engine import preparation as preparation_module
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.preparation import EnginePreparation, shared_key
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import EnginePreparation, State, shared_key
+from fedbench.engine.simulation import State
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab import fedcollab
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Distances, train_discriminators
@@ -94,7 +95,7 @@ def shared(preparation: EnginePreparation, *given: object, value: float = 3.0) -
     def make(meter: Meter) -> Arrays:
         asked.append(True)
         meter.sent({"a": torch.zeros(2, 5)})
-        simulation.time.perf_counter()  # makes a second pass where `seconds` is the clock
+        preparation_module.time.perf_counter()  # makes a second pass where `seconds` is the clock
         return {"found": np.array([value, 1 / 3])}
 
     return preparation.once(train_discriminators, given, make)["found"], asked
@@ -105,7 +106,7 @@ def test_what_a_run_made_is_not_made_again_and_counts_as_if_it_were(
 ) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
     seconds = itertools.count()
-    monkeypatch.setattr(simulation, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(preparation_module, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     first, again = made(), made()
     x = torch.arange(6.0)
     before, after = shared(first, x, "setting"), shared(again, x.clone(), "setting", value=9.0)

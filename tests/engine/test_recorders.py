@@ -285,7 +285,7 @@ def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -
     assert local.shape == (2000, 4)
     assert np.isfinite(overall).all()
     assert overall.std() > 0
-    server = trees.part(checkpoint.load(folder / "model.safetensors")[0], "server")
+    server = trees.part(checkpoint.read_checkpoint(folder / "model.safetensors")[0], "server")
     setup = execution.build(run)
     data, names = setup.federation, setup.task.parameters | setup.task.buffers
     tests = [data.gather(each) for each in (data.global_test, *(data.indices("local", k) for k in range(4)))]

@@ -17,11 +17,11 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
-from fedbench.engine import looped, method, optim, trainer
+from fedbench.engine import hooks, looped, method, optim, trainer
 from fedbench.engine import setup as setups
 from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import LoopedTrainer, SharedScores
-from fedbench.engine.method import HookCaller
 from fedbench.engine.setup import ScoredSets, assemble, check_kinds
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import KindsTrainer, Outcome
@@ -357,7 +357,7 @@ def test_a_hook_is_given_the_message_as_it_is_sent_and_draw_the_one_on_the_host(
 
 
 def described(value: object) -> list[str]:
-    return list(method._described("it", value))
+    return list(hooks._described("it", value))
 
 
 def test_arguments_of_a_hook_that_failed_are_told_by_their_shapes() -> None:
@@ -388,6 +388,6 @@ def test_arguments_of_a_hook_that_failed_are_told_by_their_shapes() -> None:
     ],
 )  # fmt: skip
 def test_a_hook_that_fails_tells_when_and_for_whom(ids: list[int], clock: Clock | None, told: str) -> None:
-    with pytest.raises(method.HookError) as caught:
+    with pytest.raises(hooks.HookError) as caught:
         HookCaller(FedAvg(), clock, ids)("hook", lambda: 1 / 0)
     assert str(caught.value) == f"FedAvg.hook failed{told}: ZeroDivisionError: division by zero"

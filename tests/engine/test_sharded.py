@@ -60,7 +60,7 @@ class Ray:
             number, self.begun = self.begun, self.begun + 1
             shard = sharded.Shard(pickle.loads(given), *more)
 
-            def work(shared: bytes, order: sharded.Order) -> Callable[[], Any]:
+            def work(shared: bytes, order: sharded.ActorOrder) -> Callable[[], Any]:
                 self.calls[number] += 1
                 call, sent = self.calls[number], pickle.loads(pickle.dumps(order))
 

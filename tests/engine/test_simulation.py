@@ -15,6 +15,7 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
+from fedbench.engine import preparation
 from fedbench.engine import simulation as states
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Client, Clock, Preparation
@@ -229,8 +230,8 @@ def test_other_leaves_may_come_before_round_1_only() -> None:
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
     played, path = simulation(Prepared(after=2)), tmp_path / "state.safetensors"
-    states.save(path, after(played, stopped), "key")
-    state = states.load(path, "key", torch.device("cpu"))
+    states.save_state(path, after(played, stopped), "key")
+    state = states.load_state(path, "key", torch.device("cpu"))
     while not played.done(state):
         played.step(state)
     whole = after(simulation(Prepared(after=2)), ROUNDS)
@@ -326,8 +327,8 @@ def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None
         {"W": np.eye(2)},
     )  # fmt: skip
     state.history.add(Record(4, state.scores, 5, 6, {"train": 0.5}, 0.25))
-    states.save(tmp_path / "state", state, "key")
-    found = states.load(tmp_path / "state", "key", cpu)
+    states.save_state(tmp_path / "state", state, "key")
+    found = states.load_state(tmp_path / "state", "key", cpu)
     for name in ("round", "bytes_up", "bytes_down", "prepared", "seconds"):
         assert getattr(found, name) == getattr(state, name), name
     assert {name: leaf.tolist() for name, leaf in states.models(found).items()} == {
@@ -340,12 +341,14 @@ def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None
     assert found.arrays["W"].tolist() == [[1, 0], [0, 1]]
     assert found.history.rows() == state.history.rows()
     with pytest.raises(CheckpointError, match="belongs to another configuration"):
-        states.load(tmp_path / "state", "other", cpu)
+        states.load_state(tmp_path / "state", "other", cpu)
     tree, meta = states.pack(state)
     for lost in ("clients", "prepared"):
-        states.checkpoint.save(tmp_path / "old", tree, {k: v for k, v in meta.items() if k != lost}, key="key")
+        states.checkpoint.write_checkpoint(
+            tmp_path / "old", tree, {k: v for k, v in meta.items() if k != lost}, key="key"
+        )
         with pytest.raises(CheckpointError, match="of an earlier version; delete it to start over"):
-            states.load(tmp_path / "old", "key", cpu)
+            states.load_state(tmp_path / "old", "key", cpu)
     empty = State({}, ClientMemory({}, 3, cpu), ClientMemory({}, 3, cpu))
     assert states.unpack(*states.pack(empty), cpu).optimizers.clients == 3
 
@@ -366,9 +369,9 @@ def test_one_leaf_that_a_preparation_changes_is_kept_beside_another() -> None:
 
 def test_a_key_of_shared_work_is_of_values_and_not_of_gradients() -> None:
     leaf = torch.ones(2, 3)
-    key = states.shared_key(setup, (leaf.t(), "a"))
+    key = preparation.shared_key(setup, (leaf.t(), "a"))
     assert (
         key
-        == states.shared_key(setup, (leaf.t().contiguous().requires_grad_(), "a"))
-        != states.shared_key(setup, (leaf,))
+        == preparation.shared_key(setup, (leaf.t().contiguous().requires_grad_(), "a"))
+        != preparation.shared_key(setup, (leaf,))
     )

@@ -19,8 +19,8 @@ from fedbench.core.trees import Tree
 from fedbench.data.federation import Ragged
 from fedbench.engine import stacked
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
+from fedbench.engine.hooks import HookError
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError
 from fedbench.engine.schedule import Order
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import BatchPlan, Program, StackedTrainer

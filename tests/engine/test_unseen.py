@@ -17,12 +17,15 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine import newcomers
 from fedbench.engine import simulation as states
 from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.hooks import HookError
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError, Method
+from fedbench.engine.method import Method
+from fedbench.engine.newcomers import Newcomers, Unseen
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Newcomers, State, Unseen
+from fedbench.engine.simulation import State
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer
@@ -176,7 +179,7 @@ def test_an_adaptation_is_so_many_epochs_of_what_tunes_or_trains(
     monkeypatch.setattr(LoopedTrainer, "descend", descend)
     view = chosen.client(1, initial(chosen), {}, Clock(2, 2))
     for epochs in (1, 5):
-        states._adapted(chosen, 1, view, epochs, ("local",))
+        newcomers._adapted(chosen, 1, view, epochs, ("local",))
         own = [(epochs, None)] if tuning and tuning[0].moves else [(None, 3), (epochs, None)]
         assert told.pop() == (1, own, "unseen", 2 * epochs)
         assert Looking.heard.pop() == 2 * epochs
@@ -238,8 +241,8 @@ def test_one_group_of_all_is_everybody_s() -> None:
 def test_engines_and_interrupted_runs_agree(name: str, tmp_path: Path) -> None:
     whole = whole_of(name)
     newcomers, (state, expected) = Newcomers(whole, whole.seen), scored(whole)
-    states.save(tmp_path / "state", state, "key")
-    found = [newcomers.score(states.load(tmp_path / "state", "key", torch.device("cpu")))]
+    states.save_state(tmp_path / "state", state, "key")
+    found = [newcomers.score(states.load_state(tmp_path / "state", "key", torch.device("cpu")))]
     found += [scored(whole, StackedTrainer, chunk=3)[1], scored(whole, WorkersTrainer, workers=2)[1]]
     for other in found:
         assert other.note == expected.note

@@ -23,15 +23,15 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError, Diverged, FedbenchError
 from fedbench.engine import workers
 from fedbench.engine.contract import Client, Clock
+from fedbench.engine.hooks import HookError
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError
 from fedbench.engine.optim import KEPT
 from fedbench.engine.setup import Setup
 from fedbench.engine.workers import (
     BLOCKS_PER_WORKER,
-    Order,
     SharedTree,
     WorkersTrainer,
+    WorkOrder,
     in_blocks,
     portable,
     scored_blocks,
@@ -208,10 +208,10 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
         ("message", message),
         ("memory", empty),
         ("rewrite", (message, old)),
-        ("order", Order("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 1)),
-        ("order", Order("evaluate", [2], [2], CLOCK, ("global",), 1)),
+        ("order", WorkOrder("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 1)),
+        ("order", WorkOrder("evaluate", [2], [2], CLOCK, ("global",), 1)),
         ("rewrite", (message, new)),
-        ("order", Order("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 2)),
+        ("order", WorkOrder("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 2)),
     )
     monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
     monkeypatch.setattr(torch, "set_num_threads", told.append)
@@ -254,7 +254,7 @@ def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_onc
             leaf.copy_(tree[name])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     clients = [4, 0, 2, 3, 1]
-    order = Order("evaluate", list(range(5)), clients, CLOCK, ("global",), 1)
+    order = WorkOrder("evaluate", list(range(5)), clients, CLOCK, ("global",), 1)
     link = Link(("message", message), ("memory", memory), ("order", order))
     serve(link, chosen)  # type: ignore[arg-type]
     found = [counts["global"] for _, counts in link.replies[0][1]]

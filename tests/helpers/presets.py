@@ -38,7 +38,7 @@ def preset(group: str, name: str) -> dict[str, Any]:
             if not str(value).startswith("${") and key != "defaults"
         }
 
-    return fixed(groups.load(group, name))
+    return fixed(groups.plain_option(group, name))
 
 
 def parameters(component: Component) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -110,8 +110,8 @@ def through_a_file(state: State) -> State:
     """The state that a checkpoint of `state` restores."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
-        checkpoint.save(file, *pack(state))
-        return unpack(*checkpoint.load(file), DEVICE)
+        checkpoint.write_checkpoint(file, *pack(state))
+        return unpack(*checkpoint.read_checkpoint(file), DEVICE)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def rows(folder: Path) -> Any:
 
 def same_models(a: Path, b: Path) -> bool:
     """Whether two folders hold the same final models, bit for bit."""
-    (first, _), (second, _) = (checkpoint.load(folder / "model.safetensors") for folder in (a, b))
+    (first, _), (second, _) = (checkpoint.read_checkpoint(folder / "model.safetensors") for folder in (a, b))
     models = [name for name in first if name.startswith(("server/", "memory/"))]
     return len(models) > 0 and set(first) == set(second) and all(torch.equal(first[n], second[n]) for n in models)
 

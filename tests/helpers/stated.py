@@ -147,4 +147,4 @@ def option(group: str, name: str) -> dict[str, Any]:
     """All values of a preset, inherited ones too; `dir0.5` is of the family `dir`."""
     own = (CONF / group / f"{name}.yaml").is_file()
     file = name if own else re.sub(r"\d+(\.\d+)?$", "", name)
-    return dict(leaves(groups.load(group, file))) | parent(group, file)
+    return dict(leaves(groups.plain_option(group, file))) | parent(group, file)

@@ -17,7 +17,7 @@ from fedbench.core.rng import torch_rng
 from fedbench.data import authors
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.simulation import EnginePreparation
+from fedbench.engine.preparation import EnginePreparation
 from fedbench.methods.fedcollab import distances, fedcollab, solver
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Patience, train_discriminators
 from fedbench.methods.fedcollab.fedcollab import FedCollab

@@ -40,7 +40,7 @@ from fedbench.methods.local import Local
 from fedbench.methods.oracle import Oracle
 from fedbench.methods.pfedgraph import PFedGraph
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.testing.toys import Meter
+from fedbench.testing.toys import ToyMeter
 from tests.methods.toys import (
     BODY,
     HEAD,
@@ -78,7 +78,7 @@ def played(method: Method, rounds: int = 3, cohort: int = 3, **options: Any) -> 
     """The rounds of `method`, three clients of four in each unless told."""
     options = {"epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=LR), **options}
     chosen = setup(method, options.pop("data", None) or federation(SIZES), rounds=rounds, cohort=cohort, **options)
-    meter = Meter(chosen)
+    meter = ToyMeter(chosen)
     simulation = Simulation(chosen, meter)
     state, found = simulation.begin(), []
     for done in range(rounds):
@@ -585,4 +585,4 @@ def test_rounds_of_coalitions() -> None:
             same(trees.part(each.server, "base"), stacked(expected, BODY))
             same(each.memory, stacked(mine, HEAD))
             same(each.scored, stacked([{**bodies[k], **{n: mine[k][n] for n in HEAD}} for k in range(4)]))
-        assert Simulation(chosen, Meter(chosen)).begin().arrays["coalition"].tolist() == told
+        assert Simulation(chosen, ToyMeter(chosen)).begin().arrays["coalition"].tolist() == told

@@ -25,7 +25,7 @@ from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.pacfl import PACFL
 from fedbench.methods.per_kind import PerKind
 from fedbench.models.small import LeNet5
-from fedbench.testing.toys import Meter
+from fedbench.testing.toys import ToyMeter
 from tests.helpers.pair import KIND, pair, trainer
 from tests.methods.games import by_loops, partitions
 from tests.methods.literal import Literal, literal_accuracy, literal_round
@@ -161,7 +161,7 @@ def test_rounds_of_pacfl(angle: str, linkage: str) -> None:
         method = PACFL(p=2, threshold=threshold, angle=angle, linkage=linkage)
         chosen, found = played(method, rounds=4, cohort=2, data=data)
         groups = merged(apart, threshold, linkage)
-        state = Simulation(chosen, Meter(chosen)).begin()
+        state = Simulation(chosen, ToyMeter(chosen)).begin()
         np.testing.assert_allclose(state.arrays["distances"], apart, atol=2e-5)
         assert state.bytes_up == 8 * 16 * sum(basis.shape[1] for basis in bases)
         coalition = state.arrays["coalition"].tolist()
@@ -189,7 +189,7 @@ def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
             for _ in range(30):
                 literal_round(model, (a, b), x, y, 0.5)
             D[i, j] = D[j, i] = max(0.0, 2 * literal_accuracy(model, (left, right), x, y) - 1)
-    state = Simulation(chosen, Meter(chosen)).begin()
+    state = Simulation(chosen, ToyMeter(chosen)).begin()
     arrays, bytes_of_one = state.arrays, 4 * sum(leaf.numel() for leaf in weights.values())
     np.testing.assert_allclose(arrays["distances"], D, atol=1e-12)
     told = state.bytes_up, state.bytes_down  # 30 rounds of both clients of six pairs, and the check after them

@@ -64,7 +64,7 @@ from fedbench.methods.pfedme import PFedMe
 from fedbench.methods.scaffold import Scaffold
 from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
-from fedbench.testing.toys import Meter
+from fedbench.testing.toys import ToyMeter
 from tests.helpers.pair import KIND, pair, personal, trainer
 from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, attraction, bias, counted, local_steps, minima, quadratic
 from tests.methods.test_histories import (
@@ -98,7 +98,7 @@ FOUR = range(4)
 
 def begun(chosen: Any) -> State:
     """What a run begins with."""
-    return Simulation(chosen, Meter(chosen)).begin()
+    return Simulation(chosen, ToyMeter(chosen)).begin()
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Any:
@@ -1175,7 +1175,7 @@ def test_rounds_of_fednova() -> None:
         optimizer=OptimizerConfig(lr=0.1, momentum=0.4),
     )
     w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
-    meter = Meter(chosen)
+    meter = ToyMeter(chosen)
     simulation = Simulation(chosen, meter)
     state, seen = simulation.begin(), set()
     for done in range(4):

@@ -19,7 +19,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.method import HookError
+from fedbench.engine.hooks import HookError
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedfomo import FedFomo

@@ -43,7 +43,7 @@ from fedbench.methods.per_kind import PerKind
 from fedbench.methods.scaffold import Scaffold
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import LeNet5
-from fedbench.testing.toys import Meter, with_settings
+from fedbench.testing.toys import ToyMeter, with_settings
 from tests.helpers.pair import KIND, NETWORKS, pair
 from tests.helpers.pair import simulate as pair_simulate
 from tests.methods.literal import L
@@ -534,7 +534,7 @@ def times_moved(method: Method) -> dict[str, list[float]]:
     still = OptimizerConfig(lr=1e-5 if isinstance(method, Scaffold) else 1e-12)  # which refuses smaller ones
     data = federation((13,), (1, 16, 16))
     chosen = setup(method, data, LeNet5(batch_norm=True), rounds=1, epochs=1, batch=50, optimizer=still)
-    meter = Meter(chosen)
+    meter = ToyMeter(chosen)
     simulation = Simulation(chosen, meter)
     state = simulation.begin()
     simulation.step(state)

@@ -129,7 +129,7 @@ def test_ten_endpoints_keep_five_groups_apart_and_three_do_not(seed: int) -> Non
 
 @pytest.mark.parametrize("name", ["sosicfl_t2", "sosicfl_t3", "sosicfl_t5"])
 def test_the_tables_say_for_how_many_seeds(name: str) -> None:
-    table = spec.load(name)
+    table = spec.load_spec(name)
     apart = {e: [s for s in range(12) if written()[e, s] > 0.5] for e in (3, 5, 10)}
     assert set(range(table.seeds)) <= set(apart[10])
     assert len(apart[3]) == 0

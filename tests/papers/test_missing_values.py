@@ -16,7 +16,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
 from fedbench.papers import evidence, spec, store
 from fedbench.papers.execute import run_all
-from fedbench.papers.spec import Selection
+from fedbench.papers.selection import Selection
 
 CONTENT = {
     "name": "toy",
@@ -44,8 +44,8 @@ CONTENT = {
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> spec.TableSpec:
     """A table of a paper on digits: one column has published values, the other none."""
-    table = spec.parse(CONTENT)
-    monkeypatch.setattr(spec, "load", lambda _: table)
+    table = spec.parse_spec(CONTENT)
+    monkeypatch.setattr(spec, "load_spec", lambda _: table)
     monkeypatch.setattr(evidence, "paper_tables", lambda: ["toy"])
     return table
 
@@ -75,12 +75,12 @@ def test_makes_what_published_values_lack_and_nothing_else(
     assert not (tmp_path / "results").exists()
 
     assert asked(tmp_path) == 0
-    (folder,) = store.folders(tmp_path / "results").values()
-    table = store.load_table(folder)
+    (folder,) = store.table_folders(tmp_path / "results").values()
+    table = store.read_table(folder)
     for row in ("Local", "FedAvg"):
         assert table.cell(row, "Label shift", "acc").seeds == (0, 1, 2), "three seeds, not the table's five"
         assert not table.cell(row, "unpublished", "acc").values
-    assert len(store.load_rows(folder)) == 6
+    assert len(store.read_rows(folder)) == 6
 
     capsys.readouterr()
     assert asked(tmp_path) == 0
@@ -131,8 +131,8 @@ def test_a_run_is_a_row_as_soon_as_it_has_finished(
 
     monkeypatch.setattr(evidence, "make_runs", one_and_stop)
     assert asked(tmp_path, "hours=0.5") == (INCOMPLETE if rings else 128 + signal.SIGTERM)
-    (folder,) = store.folders(tmp_path / "results").values()
-    assert [row["row"] for row in store.load_rows(folder)] == ["Local"]
+    (folder,) = store.table_folders(tmp_path / "results").values()
+    assert [row["row"] for row in store.read_rows(folder)] == ["Local"]
     assert 1500 < clock[0].seconds <= 1800
     assert [(os.getpid(), signal.SIGTERM)] * rings == SENT
 

@@ -15,7 +15,8 @@ from fedbench.config.compose import compose
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import FolderInUse
 from fedbench.papers import reproduce, spec, store
-from fedbench.papers.spec import MetricSpec, Selection
+from fedbench.papers.selection import Selection
+from fedbench.papers.spec import MetricSpec
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
 
@@ -29,8 +30,8 @@ def run(tmp_path: Path, *more: str) -> int:
 
 
 def filled(tmp_path: Path) -> store.TableResult:
-    (folder,) = store.folders(tmp_path / "results").values()
-    return store.load_table(folder)
+    (folder,) = store.table_folders(tmp_path / "results").values()
+    return store.read_table(folder)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -38,7 +39,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     assert run(tmp_path, "seeds=2") == 0
     table = filled(tmp_path)
     cell = table.cell("FedAvg", "Label shift", "acc")
-    rows = store.load_rows(store.folders(tmp_path / "results")["fedcollab_t1/smoke-digits"])
+    rows = store.read_rows(store.table_folders(tmp_path / "results")["fedcollab_t1/smoke-digits"])
     assert cell.seeds == (0, 1)
     assert list(cell.values) == [float(row["score"]) for row in rows if row["row"] == "FedAvg"]
     assert cell.published is not None
@@ -57,7 +58,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "4 finished, 0 failed, 0 to do" in said
     assert "\ncomplete: 2 of 2 cells asked for are in " in said
-    clients = store.load_arrays(store.folders(tmp_path / "results")["fedcollab_t1/smoke-digits"], store.CLIENTS)
+    clients = store.read_arrays(store.table_folders(tmp_path / "results")["fedcollab_t1/smoke-digits"], store.CLIENTS)
     assert sorted(clients) == [f"{row}|Label shift|{seed}" for row in ("FedAvg", "Local") for seed in (0, 1)]
     assert clients["FedAvg|Label shift|1"].mean() == pytest.approx(cell.values[1], rel=1e-6)
 
@@ -186,9 +187,9 @@ def test_a_launcher_is_named_in_one_word() -> None:
 
 
 def test_a_dry_run_says_which_published_values_are_missing() -> None:
-    table = spec.load("fedrema_t4")
+    table = spec.load_spec("fedrema_t4")
     assert list(reproduce._mirrored(table)) == []
-    assert list(reproduce._mirrored(spec.load("fedrema_t1_open"))) == []  # whose values another table has
+    assert list(reproduce._mirrored(spec.load_spec("fedrema_t1_open"))) == []  # whose values another table has
     first, *rest = table.rows
     other = dataclasses.replace(table, rows=(dataclasses.replace(first, label="Mine"), *rest))
     lines = list(reproduce._mirrored(other))

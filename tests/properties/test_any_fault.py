@@ -46,8 +46,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def cells(folder: Path) -> bytes:
-    (found,) = store.folders(folder / "results").values()
-    return render.draw_csv(store.load_table(found)).encode()
+    (found,) = store.table_folders(folder / "results").values()
+    return render.draw_csv(store.read_table(found)).encode()
 
 
 def workers(folder: Path) -> list[int]:

@@ -49,9 +49,9 @@ def test_any_checkpoint(damage: Damage) -> None:
     tree = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.zeros(0)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
-        checkpoint.save(path, tree, {"round": 3}, key="k")
+        checkpoint.write_checkpoint(path, tree, {"round": 3}, key="k")
         path.write_bytes(damage(path.read_bytes()))
-        found = read_or_refused(path, lambda file: checkpoint.load(file, key="k"), CheckpointError)
+        found = read_or_refused(path, lambda file: checkpoint.read_checkpoint(file, key="k"), CheckpointError)
         if found is not None:
             assert {name: leaf.tolist() for name, leaf in found[0].items()} == {
                 name: leaf.tolist() for name, leaf in tree.items()
@@ -156,7 +156,7 @@ def test_any_table_of_a_version_without_checksums(place: tuple[Any, ...], value:
     with holding(files.as_json(content if isinstance(content, dict) else {"x": content}), store.TABLE) as path:
         path.with_name(store.ROWS).write_text(f"row,column,clients\nFedAvg,digits,{clients}\n")
         try:
-            table = store.load_table(path.parent)
+            table = store.read_table(path.parent)
         except FedbenchError as error:
             line_of(error)
         else:

@@ -40,8 +40,8 @@ def test_any_figure(damage: Damage) -> None:
             f"{figure.name}.npz": as_npz({"W": np.eye(3)}),
             f"{figure.name}.json": as_json(asdict(DRAWN)),
         }
-        plan.files_of(figure).write(content)
-        whole, path = repr(plan.load_figure(figure)), plan.files_of(figure).place
+        plan.files_of_figure(figure).write(content)
+        whole, path = repr(plan.load_figure(figure)), plan.files_of_figure(figure).place
         path.write_bytes(damage(path.read_bytes()))
         found = read_or_refused(path, lambda _: repr(plan.load_figure(figure)), FedbenchError)
         assert found in (None, whole)

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from fedbench.config import groups
 from fedbench.core.errors import Damaged
-from fedbench.papers import spec
+from fedbench.papers import published
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import line_of, tried
 
-PRINTED = spec.FILE.read_bytes()[:2000].rsplit(b"\n", 1)[0] + b"\n"
+PRINTED = published.FILE.read_bytes()[:2000].rsplit(b"\n", 1)[0] + b"\n"
 
 
 @given(damages())
 @tried(4)
 def test_any_published_values(damage: Damage) -> None:
     with holding(damage(PRINTED), "published.csv") as path:
-        for value in read_or_refused(path, spec.read, Damaged) or ():
+        for value in read_or_refused(path, published.read_published, Damaged) or ():
             assert np.isfinite(value.mean)
             assert value.std is None or value.std >= 0
             assert value.text

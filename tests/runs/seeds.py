@@ -38,7 +38,7 @@ def same(together: Run, alone: Run) -> None:
         assert together.row[name] == alone.row[name], name
     curves = [pd.read_csv(each.folder / "rounds.csv").filter(regex="^(round|acc)") for each in (together, alone)]
     np.testing.assert_allclose(curves[0], curves[1])
-    ours, theirs = (checkpoint.load(each.folder / "model.safetensors")[0] for each in (together, alone))
+    ours, theirs = (checkpoint.read_checkpoint(each.folder / "model.safetensors")[0] for each in (together, alone))
     assert ours.keys() == theirs.keys()
     for name, leaf in theirs.items():
         if name.startswith(("server/", "memory/")):

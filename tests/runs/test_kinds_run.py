@@ -116,7 +116,7 @@ def test_recorders_look_at_what_clients_of_all_kinds_have(tmp_path: Path) -> Non
             check(parse([name])[0], setup)
 
 
-ROWS = [row.label for row in spec.load("fedsac_t2").rows]
+ROWS = [row.label for row in spec.load_spec("fedsac_t2").rows]
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ ROWS = [row.label for row in spec.load("fedsac_t2").rows]
 def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     LABELLED["cub"](tmp_path, rng.permutation(np.arange(160) % 200), np.arange(40))
-    table = spec.load("fedsac_t2")
+    table = spec.load_spec("fedsac_t2")
     chosen = next(each for each in table.rows if each.label == row)
     small = [
         f"dataset.root={tmp_path}",

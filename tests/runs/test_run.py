@@ -196,7 +196,7 @@ def test_a_forced_run_that_is_refused_leaves_the_earlier_one(tmp_path: Path, mon
     def gone(_: object) -> None:
         raise DataMissing("gone")
 
-    monkeypatch.setattr(fingerprint, "load", gone)
+    monkeypatch.setattr(fingerprint, "load_data", gone)
     with pytest.raises(DataMissing):
         run.execute(config(tmp_path, "method=local", "force=true"))
     assert run.execute(config(tmp_path, "method=local")).row == first.row

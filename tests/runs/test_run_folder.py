@@ -74,7 +74,7 @@ class TestRunFolder:
         assert found == {key: None if value != value else value for key, value in row.items()}
         assert folder.accuracies().tolist() == [0.6, 0.5]
         assert folder.environment() == json.loads((folder.path / "environment.json").read_text()) != {}
-        assert checkpoint.load(folder.path / "model.safetensors", key=KEY)[0]["w"].tolist() == [1, 1]
+        assert checkpoint.read_checkpoint(folder.path / "model.safetensors", key=KEY)[0]["w"].tolist() == [1, 1]
         with np.load(folder.path / "collaboration.npz") as arrays:
             assert arrays["W"].tolist() == [[1.0, 0.0], [1 / 3, 2 / 3]]
         with np.load(folder.path / "tallies.npz") as arrays:
@@ -116,7 +116,7 @@ class TestRunFolder:
     def test_killed_between_result_and_checkpoint(self, tmp_path):
         folder = RunFolder(tmp_path, KEY, LABELS)
         with folder:
-            checkpoint.save(folder.checkpoint, {}, {}, key=KEY)
+            checkpoint.write_checkpoint(folder.checkpoint, {}, {}, key=KEY)
             write_bytes(folder.path / "result.json", as_json({"key": KEY}))
         assert folder.status() == "finished"
         with folder:
@@ -159,7 +159,7 @@ class TestCollect:
             labels = Labels("digits", "homo", "mlp", "fedavg", "quick", seed)
             write_all(RunFolder(tmp_path / name, f"{seed}{KEY}", labels), history)
         with RunFolder(tmp_path / "one", "unfinished", LABELS) as folder:
-            checkpoint.save(folder.checkpoint, {}, {})
+            checkpoint.write_checkpoint(folder.checkpoint, {}, {})
         broken = tmp_path / "two" / "result.json"
         broken.write_text("{")
         broken.with_name("config.yaml").touch()
@@ -306,7 +306,7 @@ READERS: dict[str, Callable[[RunFolder], Any]] = {
     "collaboration.npz": lambda run: Run(run.path).W,
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
-    "model.safetensors": lambda run: checkpoint.load(run.path / "model.safetensors"),
+    "model.safetensors": lambda run: checkpoint.read_checkpoint(run.path / "model.safetensors"),
     files.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
 }
 PARTLY = (

@@ -53,7 +53,7 @@ def write_all(folder, history):
         folder.write("config.yaml", b"seed: 3\n")
         folder.write("environment.json", as_json(fingerprint.environment()))
         folder.write_partition(Split(), [{"client": 0, "train": 5}])
-        checkpoint.save(folder.checkpoint, {}, {}, key=folder.key)
+        checkpoint.write_checkpoint(folder.checkpoint, {}, {}, key=folder.key)
         assert folder.status() == "partial"
         folder.write_history(history)
         folder.write("clients.csv", as_csv(client_rows(history, reading, sizes={"train": [4, 5]})))

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedbench.papers.equivalence import EQUIVALENT, Sample, compare
-from fedbench.papers.spec import Published
+from fedbench.papers.published import Published
 from tests.papers.tables.toys import value
 
 ROOT = Path(__file__).parents[2]

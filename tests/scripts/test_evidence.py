@@ -33,7 +33,7 @@ def found(partition: str, discriminators: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["fedcollab_t1", "fedcollab_t2", "fedcollab_t3"])
 def test_notes_say_which_draws_give_the_published_coalitions(name: str) -> None:
-    (note,) = (each for each in spec.load(name).findings if "finds the published" in each.text)
+    (note,) = (each for each in spec.load_spec(name).findings if "finds the published" in each.text)
     assert found("label_shift", "unit, last") == [0, 1, 2, 3, 4]
     first, second, last = found("label_shift", "normalised, best")
     assert (

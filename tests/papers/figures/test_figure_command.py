@@ -18,7 +18,7 @@ from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
 from fedbench.papers import figure_plan as plan
 from fedbench.papers.pictures import table_figures
-from fedbench.papers.spec import Selection
+from fedbench.papers.selection import Selection
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
 from tests.papers.plots.made import MADE
@@ -31,7 +31,8 @@ def test_a_figure_is_made_kept_and_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "fedbench.papers.figure_plan.load_spec", lambda name, load=plan.load_spec: small(load("fedrema_f3"), name)
+        "fedbench.papers.figure_plan.load_figure_spec",
+        lambda name, load=plan.load_figure_spec: small(load("fedrema_f3"), name),
     )
     asked = ["fedrema_f3", *QUICK, f"runs_dir={tmp_path / 'runs'}", f"results={tmp_path}"]
     assert program.main(["figure", *asked, "--dry-run"]) == 0
@@ -42,7 +43,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     place = tmp_path / "figures" / "quick" / "fedrema_f3"
     drawn, arrays = plan.load_figure(place)
     assert arrays["array/record/similarity/round/0/0"].tolist() == [[1, 2]]
-    assert b"verdict" not in plan.files_of(place).read("fedrema_f3.json")
+    assert b"verdict" not in plan.files_of_figure(place).read("fedrema_f3.json")
     for word in ("FedReMa, Figure 3", "digits", "seed 0", "python -m fedbench figure fedrema_f3 scale=quick"):
         assert word in drawn.caption
     page = (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     before = (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes()
     assert program.main(["figure", "fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
-    plan.files_of(place).place.write_bytes(b"other")
+    plan.files_of_figure(place).place.write_bytes(b"other")
     with pytest.raises(Damaged, match=r"python -m fedbench figure fedrema_f3"):
         plan.load_figure(place)
 
@@ -75,8 +76,8 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
     """Else at the one nearest the paper's."""
     for scale in ("open", "quick"):
         (tmp_path / scale).mkdir()
-        plan.files_of(tmp_path / scale / "fedsac_f7").write({"fedsac_f7.json": b""})
-    places = [plan.place_of(tmp_path, "fedsac_f7", *scale) for scale in ([], ["open"], ["quick"])]
+        plan.files_of_figure(tmp_path / scale / "fedsac_f7").write({"fedsac_f7.json": b""})
+    places = [plan.place_of_figure(tmp_path, "fedsac_f7", *scale) for scale in ([], ["open"], ["quick"])]
     assert places == [tmp_path / scale / "fedsac_f7" for scale in ("open", "open", "quick")]
     results = f"results={tmp_path}"
     assert program.main(["figure", "fedsac_f7", "render=true", "scale=open", results]) == 1
@@ -235,11 +236,11 @@ def test_committed_figures_are_of_what_is_kept() -> None:
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert page == plan.overview_text(found), "run `make tables`"
     for each in found:
-        assert each.claim == plan.load_spec(each.name).claim, "run `make tables`"
+        assert each.claim == plan.load_figure_spec(each.name).claim, "run `make tables`"
 
 
 PLACES = [Path("results/figures") / scale / each.name for scale in plan.SETTINGS for each in plan.ordered_specs()]
-COMMITTED = [place for place in PLACES if plan.files_of(place).has(f"{place.name}.json")]
+COMMITTED = [place for place in PLACES if plan.files_of_figure(place).has(f"{place.name}.json")]
 
 
 @pytest.mark.parametrize("place", COMMITTED, ids=[f"{place.parent.name}-{place.name}" for place in COMMITTED])
@@ -247,7 +248,7 @@ def test_a_committed_figure_is_of_todays_settings(place: Path) -> None:
     """If this fails: the figure was made before its YAML or a preset changed; its command makes it again."""
     drawn, arrays = plan.load_figure(place)
     assert arrays
-    spec = plan.load_spec(drawn.name)
+    spec = plan.load_figure_spec(drawn.name)
     today = plan.FigurePlan(spec, drawn.scale, plan._plan(spec, drawn.scale, Selection(seeds=drawn.seeds)), Selection())
     if not all(cell.jobs for cell in today.runs.cells):
         pytest.skip("its data are not on this machine")
@@ -261,7 +262,7 @@ def test_a_figure_is_drawn_again_in_the_formats_that_are_asked_for(
     place = tmp_path / "figures" / "quick" / "fedsac_f7"
     place.parent.mkdir(parents=True)
     content = {f"{place.name}.npz": as_npz(MADE["fedsac_f7"]), f"{place.name}.json": as_json(asdict(DRAWN))}
-    plan.files_of(place).write(content)
+    plan.files_of_figure(place).write(content)
     assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}", *given]) == 0
     assert {file.suffix for file in place.parent.glob("fedsac_f7.*")} == kinds
     assert "| `quick/fedsac_f7` |" in (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
@@ -274,8 +275,8 @@ def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path) -> None:
     place = tmp_path / "quick" / "fedsac_f7"
     place.parent.mkdir()
     content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
-    plan.files_of(place).write(content)
-    found = tried(plan.files_of(place).place, lambda: plan.load_figure(place))
+    plan.files_of_figure(place).write(content)
+    found = tried(plan.files_of_figure(place).place, lambda: plan.load_figure(place))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) == {"refused"}
 
@@ -291,9 +292,9 @@ def test_figures_of_a_scale_are_written_while_their_folder_is_held(
         write(self, *given)
 
     monkeypatch.setattr(files.Archive, "write", watched)
-    monkeypatch.setattr(plan, "draw", lambda *_: None)
+    monkeypatch.setattr(plan, "draw_figure", lambda *_: None)
     given = SimpleNamespace(
-        changed=(), seeds=(0,), scale="quick", spec=plan.load_spec("fedsac_f7"), command=str, keys=str
+        changed=(), seeds=(0,), scale="quick", spec=plan.load_figure_spec("fedsac_f7"), command=str, keys=str
     )
     plan.save_figure(tmp_path, SimpleNamespace(selection=given, runs=given, **vars(given)), MADE["fedsac_f7"])
     plan.redraw(tmp_path / "quick" / "fedsac_f7")

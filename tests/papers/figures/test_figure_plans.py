@@ -16,7 +16,8 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data import authors, dataset
 from fedbench.papers import figure_arrays as arrays
 from fedbench.papers import figure_plan as plan
-from fedbench.papers.spec import Selection, TableSpec
+from fedbench.papers.selection import Selection
+from fedbench.papers.spec import TableSpec
 from fedbench.recorders import parse
 from tests.helpers.tiers import tiered
 
@@ -25,12 +26,14 @@ NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml
 
 def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePlan:
     selection = Selection(scale=scale, overrides=(*changed, f"runs_dir={folder}"))
-    return plan.FigurePlan(plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, selection), selection)
+    return plan.FigurePlan(
+        plan.load_figure_spec(name), scale, plan._plan(plan.load_figure_spec(name), scale, selection), selection
+    )
 
 
 @pytest.mark.parametrize("name", ["fedsac_f5", "fedsac_f6", "fedsac_f7"])
 def test_fedsacs_figures_score_a_personalised_model_as_trained(name: str, tmp_path: Path) -> None:
-    for scale in plan.load_spec(name).settings:
+    for scale in plan.load_figure_spec(name).settings:
         jobs = planned(name, scale, tmp_path, *(() if scale == "quick" else ("dataset=digits", "model=mlp"))).runs.jobs
         own = {job.config.protocol.score for job in jobs if job.config.labels["method"] in ("fedsac", "local")}
         assert own in ({"both", "trained"}, {"trained"}), scale
@@ -79,7 +82,7 @@ def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_settings_plan_too(name: str, tmp_path: Path) -> None:
-    for scale in plan.load_spec(name).settings:
+    for scale in plan.load_figure_spec(name).settings:
         for entry in planned(name, scale, tmp_path).runs.cells:
             assert not entry.reason or "missing" in entry.reason
 
@@ -88,19 +91,19 @@ def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch
     missing = "data missing (python -m fedbench prepare cifar10)"
     monkeypatch.setattr("fedbench.papers.plan._lacking", lambda table, *_: missing if "cifar10" in str(table) else "")
     selection = Selection(overrides=(f"runs_dir={tmp_path}",))
-    made = plan.make_plan(plan.load_spec("pfedsim_f3"), selection)
+    made = plan.make_plan(plan.load_figure_spec("pfedsim_f3"), selection)
     assert made.scale == "open"
     assert "cifar10" in made.substituted
     assert "Fashion-MNIST" in made.spec.setting(made.scale).data
     monkeypatch.setattr("fedbench.papers.plan._lacking", lambda *_: missing)
     with pytest.raises(ConfigError, match="scale=quick draws it"):
-        plan.make_plan(plan.load_spec("fedcollab_f3"), selection)
-    assert plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick")).substituted == ""
+        plan.make_plan(plan.load_figure_spec("fedcollab_f3"), selection)
+    assert plan.make_plan(plan.load_figure_spec("fedcollab_f3"), Selection(scale="quick")).substituted == ""
 
 
 def test_wrong_yaml_is_refused() -> None:
     good = {"paper": "fedsac", "figure": "1", "title": "t", "claim": "c", "settings": {"quick": {}}}
-    assert plan.parse_spec(good, "x").mirrors == "FedSaC, Figure 1"
+    assert plan.parse_figure_spec(good, "x").mirrors == "FedSaC, Figure 1"
     for change, error in (
         ({"paper": "nobody"}, UnknownName),
         ({"settings": {"paper": {}}}, ConfigError),
@@ -108,7 +111,7 @@ def test_wrong_yaml_is_refused() -> None:
         ({"rowz": []}, UnknownName),
     ):
         with pytest.raises(error):
-            plan.parse_spec({**good, **change}, "x")
+            plan.parse_figure_spec({**good, **change}, "x")
 
 
 def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Pa
         planned("fedrema_f3", "quick", tmp_path, f"record=[{entry}]").runs.jobs[-1]
         for entry in ("similarity@5", "cka", "update_variance@1")
     )
-    (job,) = plan.merged([one, two, three])
+    (job,) = plan.merged_jobs([one, two, three])
     found = {each.name: each.rounds for each in job.config.recorders}
     last = job.config.protocol.rounds
     assert found == {"cka": (last,), "similarity": (5,), "update_variance": (1,)}
@@ -129,17 +132,17 @@ def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Pa
 def test_a_figure_of_one_seed_runs_and_names_one(tmp_path: Path) -> None:
     for name, seeds in (("fedrema_f3", (3,)), ("pfedsim_f2", (3, 5))):  # whose bars are means over seeds
         asked = Selection(scale="quick", seeds=(3, 5), overrides=(f"runs_dir={tmp_path}",))
-        made = plan.make_plan(plan.load_spec(name), asked)
+        made = plan.make_plan(plan.load_figure_spec(name), asked)
         assert made.runs.seeds == seeds
         assert {job.seed for job in made.missing()} == {*seeds}
         assert f"seeds={list(seeds)}".replace(" ", "") in made.command()
     for whole in ((), (0, 1)):
-        one = plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick", seeds=whole))
+        one = plan.make_plan(plan.load_figure_spec("fedcollab_f3"), Selection(scale="quick", seeds=whole))
         assert one.runs.seeds == (0,)
 
 
 def test_a_figures_runs_are_a_table_to_the_planner() -> None:
-    table = plan.load_spec("sosicfl_f7").table("quick")
+    table = plan.load_figure_spec("sosicfl_f7").table("quick")
     assert isinstance(table, TableSpec)
     assert [column.label for column in table.columns] == ["0.1", "0.4"]
 

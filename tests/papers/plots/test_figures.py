@@ -25,7 +25,7 @@ def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
     with style.styled(name):
         figure = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)(MADE[name])
-        style.save(figure, tmp_path / name, "a caption " * 9, ("svg",))
+        style.save_as(figure, tmp_path / name, "a caption " * 9, ("svg",))
     text = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
     assert "a caption" in text
     assert figure.get_size_inches()[0] in (style.COLUMN, style.PAGE)
@@ -39,7 +39,7 @@ def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
 
     for copy in ("a", "b"):
         with style.styled("fedrema_f1"):
-            style.save(fedrema.f1(MADE["fedrema_f1"]), tmp_path / copy, formats=("svg",))
+            style.save_as(fedrema.f1(MADE["fedrema_f1"]), tmp_path / copy, formats=("svg",))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 

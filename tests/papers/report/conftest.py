@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.papers.report import build
+from fedbench.papers.report import build_page
 from tests.papers.report import browsing
 from tests.papers.report.toys import stored
 
@@ -17,7 +17,7 @@ from tests.papers.report.toys import stored
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy tables on disk, and their page; nobody changes them."""
     root = stored(tmp_path_factory.mktemp("results"))
-    build(root, root / "index.html")
+    build_page(root, root / "index.html")
     return root
 
 

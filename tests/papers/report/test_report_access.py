@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedbench.papers import standings
-from fedbench.papers.report import build
+from fedbench.papers.report import build_page
 from tests.helpers.tiers import tiered
 from tests.papers.report import browsing
 
@@ -70,7 +70,7 @@ def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str,
 
 @pytest.mark.slow
 def test_the_committed_results_are_judged_in_one_screen(browser: Any, tmp_path: Path) -> None:
-    build(Path(__file__).parents[3] / "results", tmp_path / "index.html")
+    build_page(Path(__file__).parents[3] / "results", tmp_path / "index.html")
     assert (tmp_path / "index.html").stat().st_size < 6e6
     for scheme in ("light", "dark"):
         size = {"width": 1440, "height": 900}
@@ -88,8 +88,8 @@ def test_the_committed_leaderboard_is_reached_and_stays_in_its_box(
     browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
     root = Path(__file__).parents[3] / "results"
-    build(root, tmp_path / "index.html")
-    board = standings.read(root / "leaderboard" / "mini")
+    build_page(root, tmp_path / "index.html")
+    board = standings.read_standings(root / "leaderboard" / "mini")
     size = {"width": width, "height": 900}
     for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme, reduced_motion="reduce"):
         page.click("nav[aria-label=Leaderboards] a[href='#board-mini']")

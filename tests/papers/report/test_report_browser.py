@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedbench.cli import program
-from fedbench.papers.report import build
+from fedbench.papers.report import build_page
 from tests.papers.report import browsing
 from tests.papers.report.browsing import shown
 from tests.papers.report.toys import CLOSE, TAG
@@ -185,7 +185,7 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
     ]
     where = ["substitute=digits", f"results={tmp_path}", f"runs_dir={tmp_path / 'runs'}", "jobs=1"]
     assert program.main(["reproduce", *asked, *where]) == 0
-    build(tmp_path, tmp_path / "index.html")
+    build_page(tmp_path, tmp_path / "index.html")
     for page in browsing.opened(browser, tmp_path):
         assert "fedcollab_t1 on digits, in the place of" in page.locator("#tables h2").inner_text()
         heading = page.locator("thead th[data-column]").first.inner_text().split("\n")

@@ -18,7 +18,7 @@ from markupsafe import escape
 from fedbench.cli import program
 from fedbench.core.errors import FedbenchError
 from fedbench.papers import store
-from fedbench.papers.report import build, clients_of
+from fedbench.papers.report import build_page, clients_of
 from tests.papers.report.toys import CLOSE, TAG, judged_table, stored
 from tests.papers.tables.toys import recorded
 
@@ -55,11 +55,11 @@ def page(results: Path) -> Page:
 
 def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp_path: Path) -> None:
     folders = {name: stored(tmp_path) / "tables" / name for name in ("again", "fedcollab_t1")}
-    runs = store.load_rows(folders["fedcollab_t1"])
-    store.save(folders["again"], judged_table(), runs)
+    runs = store.read_rows(folders["fedcollab_t1"])
+    store.save_table(folders["again"], judged_table(), runs)
     here, kept = clients_of(folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}).values()
-    assert store.load_arrays(folders["again"], store.CLIENTS) == {}
-    assert here.keys() == kept.keys() == store.load_arrays(folders["fedcollab_t1"], store.CLIENTS).keys()
+    assert store.read_arrays(folders["again"], store.CLIENTS) == {}
+    assert here.keys() == kept.keys() == store.read_arrays(folders["fedcollab_t1"], store.CLIENTS).keys()
     assert all((here[name] == kept[name]).all() for name in kept)
     assert clients_of({"again": folders["again"]}, {"again": runs}) == {"again": {}}
 
@@ -112,20 +112,20 @@ def test_labels_stay_text(page: Page) -> None:
 
 def test_files_that_were_drawn_are_linked_from_where_the_page_lies(results: Path) -> None:
     elsewhere = results / "site" / "a.html"
-    build(results, elsewhere)
+    build_page(results, elsewhere)
     assert 'href="../tables/fedcollab_t1/table.md"' in elsewhere.read_text(encoding="utf-8")
 
 
 def test_the_same_results_give_the_same_page(results: Path) -> None:
     for name in ("a.html", "b.html"):
-        build(results, results / name)
+        build_page(results, results / name)
     assert (results / "a.html").read_bytes() == (results / "b.html").read_bytes()
 
 
 def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> None:
     shutil.copytree(results, tmp_path / "results")
     recorded(tmp_path / "results", {"local": (70.0, 71.0, 72.0), "fedavg": (80.0, 81.0, 82.1)})
-    build(tmp_path / "results", tmp_path / "index.html")
+    build_page(tmp_path / "results", tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert '<a href="#board-made">Leaderboard made</a>' in text
     assert '<h2 id="board-made-title">Made by &lt;hand&gt;</h2>' in text
@@ -139,7 +139,7 @@ def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> N
 
 def test_no_table_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FedbenchError, match="no filled table"):
-        build(tmp_path, tmp_path / "index.html")
+        build_page(tmp_path, tmp_path / "index.html")
     assert program.main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -159,8 +159,8 @@ def test_other_data_is_named_where_the_paper_s_stood(tmp_path: Path) -> None:
     table = judged_table()
     made = dataclasses.replace(table.provenance, substitute="digits")
     folder = tmp_path / "tables" / "on_digits"
-    store.save(folder, dataclasses.replace(table, provenance=made), [])
-    build(tmp_path, tmp_path / "index.html")
+    store.save_table(folder, dataclasses.replace(table, provenance=made), [])
+    build_page(tmp_path, tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text(encoding="utf-8").partition("<script")[0]
     assert "<small>in place of Fashion-MNIST, Label shift</small>" in text
     assert re.findall(r"<h2 id[^>]*>([^,]+), in the place of FedCollab", text) == ["fedcollab_t1 on digits"]

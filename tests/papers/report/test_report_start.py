@@ -11,7 +11,8 @@ import pytest
 
 from fedbench.papers import store
 from fedbench.papers.report import overview, table_view
-from fedbench.papers.text import FILE, spelled
+from fedbench.papers.summary import FILE
+from fedbench.papers.text import spelled
 from tests.papers.report.toys import judged_table, run
 
 ROOT = Path(__file__).parents[3]
@@ -21,9 +22,9 @@ KINDS = ("equivalent", "different", "inconclusive", "undecidable")
 @pytest.mark.slow
 def test_the_committed_counts_agree_everywhere() -> None:
     """Start view, cards, verdicts.md and README."""
-    folders = store.folders(ROOT / "results")
-    tables = {name: store.load_table(folder) for name, folder in folders.items()}
-    rows = {name: store.load_rows(folder) for name, folder in folders.items()}
+    folders = store.table_folders(ROOT / "results")
+    tables = {name: store.read_table(folder) for name, folder in folders.items()}
+    rows = {name: store.read_rows(folder) for name, folder in folders.items()}
     first = overview(tables, rows)
 
     said = (ROOT / "results" / FILE).read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedbench.papers import report, spec, standings
-from fedbench.papers.report import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed, table_view
+from fedbench.papers.report import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed_arrays, table_view
 from fedbench.papers.store import Cell, Provenance, TableResult
 from tests.papers.report.toys import judged_table
 
@@ -52,7 +52,7 @@ def test_what_has_no_value_is_a_dash_or_is_not_told() -> None:
 
 
 def test_a_column_s_own_measure_and_place_are_told() -> None:
-    table = spec.load("fedsac_t2").only(rows=["Local"], columns=["1", "2"])
+    table = spec.load_spec("fedsac_t2").only(rows=["Local"], columns=["1", "2"])
     cells = tuple(Cell("Local", column.label, "acc", (50.0,), (0,), ("k",)) for column in table.columns)
     runs = [{"key": "k", "column": column.label, "partition": "homo"} for column in table.columns]
     result = TableResult(table, cells, Provenance(scale="quick", substitute="captioned"))
@@ -179,7 +179,7 @@ def test_curves_and_matrices_are_found_by_the_cell_they_lie_behind() -> None:
     assert matrix["W"][0][0] * matrix["unit"] == pytest.approx(1 / 3)
     assert matrix["W"][0][1] is None
     assert matrix["W"][0][2] * matrix["unit"] == pytest.approx(0.1, abs=0.5 / 3 / LEVELS)
-    assert unpacked(packed(found)) == found
+    assert unpacked(packed_arrays(found)) == found
 
 
 def test_coalitions_stand_together_and_apart_from_others() -> None:

@@ -16,7 +16,7 @@ CLOSE = "</script><script>document.title='owned'</script>"
 
 def judged_table() -> TableResult:
     """FedCollab's Table 1, three rows: equivalent, above, below, without verdict, alone and missing all occur."""
-    table = spec.load("fedcollab_t1").only(rows=["Local", "FedAvg", "FedProx"], columns=["1", "3"])
+    table = spec.load_spec("fedcollab_t1").only(rows=["Local", "FedAvg", "FedProx"], columns=["1", "3"])
     shift = {"Local": 0.0, "FedAvg": 5.0, "FedProx": -5.0}
     last = table.columns[-1].label
     cells = []
@@ -40,7 +40,7 @@ def judged_table() -> TableResult:
 
 def hostile_table() -> TableResult:
     """A table of our own whose labels and overrides are HTML."""
-    table = spec.parse(
+    table = spec.parse_spec(
         {
             "name": "hostile",
             "title": f"Title {TAG}",
@@ -83,8 +83,8 @@ def stored(root: Path) -> Path:
     W = np.kron(np.eye(2), np.full((2, 2), 0.5))[:, [0, 2, 1, 3]][[0, 2, 1, 3]]
     clients = {"Local": [50.0, 60.0, 70.0, 80.0], "FedAvg": [55.0, 60.0, 68.0, 90.0], "FedProx": [1.0] * 4}
     scores = {f"{row}|{label}|{s}": np.array(each) + s for row, each in clients.items() for s in (0, 1)}
-    store.save(folder, judged, runs, curves, {f"FedAvg|{label}|0": W}, scores)
+    store.save_table(folder, judged, runs, curves, {f"FedAvg|{label}|0": W}, scores)
     (folder / "table.md").write_text("# here")
     other = root / "tables" / "hostile"
-    store.save(other, hostile, [], points(TAG, CLOSE), {f"{TAG}|{CLOSE}|0": np.eye(2)})
+    store.save_table(other, hostile, [], points(TAG, CLOSE), {f"{TAG}|{CLOSE}|0": np.eye(2)})
     return root

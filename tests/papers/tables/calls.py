@@ -19,5 +19,5 @@ def reproduced(tmp_path: Path, *more: str) -> int:
 
 def folder(tmp_path: Path) -> Path:
     """Where the table is."""
-    (only,) = store.folders(tmp_path / "results").values()
+    (only,) = store.table_folders(tmp_path / "results").values()
     return only

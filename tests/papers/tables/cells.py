@@ -8,7 +8,7 @@ from fedbench.config import compose
 from fedbench.papers import spec
 from fedbench.runs.config import RunConfig, resolve
 
-load = functools.cache(spec.load)
+load = functools.cache(spec.load_spec)
 
 
 @functools.cache

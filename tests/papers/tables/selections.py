@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.papers import spec
-from fedbench.papers.spec import Selection
+from fedbench.papers.selection import Selection
 
 
 def table(**changes: Any) -> spec.TableSpec:
@@ -32,7 +32,7 @@ def table(**changes: Any) -> spec.TableSpec:
             },
         ],
     }
-    return spec.parse({**content, **changes})
+    return spec.parse_spec({**content, **changes})
 
 
 def selection(tmp_path: Path, changed: tuple[str, ...] = (), **more: Any) -> Selection:

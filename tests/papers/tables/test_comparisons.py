@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.papers import spec, verdict
+from fedbench.papers import comparisons, spec
+from fedbench.papers.comparisons import agreements
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare
-from fedbench.papers.spec import Published
+from fedbench.papers.published import Published
 from fedbench.papers.store import Cell, Provenance, TableResult
-from fedbench.papers.verdict import Verdict, agreements, verdict_of
+from fedbench.papers.verdict import Verdict, verdict_of
 from tests.papers.tables.toys import filled, value
 
 PUBLISHED = {"A": value(1.0), "B": value(2.0), "C": value(3.0), "D": value(4.0)}
@@ -59,14 +60,14 @@ TESTED_METRIC = filled({"A": [1.0]}).spec.metrics[0]
 def test_gaps_that_are_rounding_are_ties() -> None:
     """An error of 1e-14 on every seed is no difference that all seeds agree on."""
     rounded = [90.0 + 1.5e-14, 91.5 + 1.5e-14, 89.0 + 1.5e-14]
-    (found,) = verdict.paired(filled({"A": [90.0, 91.5, 89.0], "B": rounded}), TESTED_METRIC, "A")
+    (found,) = comparisons.paired(filled({"A": [90.0, 91.5, 89.0], "B": rounded}), TESTED_METRIC, "A")
     assert (found.difference, found.p) == (0.0, 1.0)
 
 
 def test_constant_differences_are_certain() -> None:
-    (found,) = verdict.paired(filled({"A": [3, 4, 5], "B": [1, 2, 3]}), TESTED_METRIC, "A")
+    (found,) = comparisons.paired(filled({"A": [3, 4, 5], "B": [1, 2, 3]}), TESTED_METRIC, "A")
     assert (found.low, found.high, found.p) == (2, 2, 0)
-    (same,) = verdict.paired(filled({"A": [3, 4, 5], "B": [3, 4, 5]}), TESTED_METRIC, "A")
+    (same,) = comparisons.paired(filled({"A": [3, 4, 5], "B": [3, 4, 5]}), TESTED_METRIC, "A")
     assert same.p == 1
 
 
@@ -89,7 +90,7 @@ def test_a_group_s_interval_is_welch_s_of_its_means_by_hand(seed: int) -> None:
         row: value(float(np.round(81 + draw.random(), places)), float(draw.random()) if known else None, places)
         for row, places in zip(values, digits, strict=True)
     }
-    (found,) = verdict.biases(filled(values, published, published_seeds=k))
+    (found,) = comparisons.biases(filled(values, published, published_seeds=k))
     means = [sum(values[row][n] for row in values) / count for n in range(common)]
     d = sum(means) / common - sum(each.mean for each in published.values()) / count
     ours = sum((mean - sum(means) / common) ** 2 for mean in means) / (common - 1)
@@ -114,37 +115,37 @@ def test_p_is_adjusted_for_the_groups_of_the_table() -> None:
         mean, std = np.mean([each.mean for each in theirs]), np.mean([each.std for each in theirs])
         bare.append(stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 4, mean, std, 5, equal_var=False).pvalue)
     small, large = sorted(bare)
-    assert sorted(each.p for each in verdict.biases(table)) == pytest.approx([2 * small, max(2 * small, large)])
+    assert sorted(each.p for each in comparisons.biases(table)) == pytest.approx([2 * small, max(2 * small, large)])
 
 
 def test_what_takes_no_part_in_a_joint_test() -> None:
     rows = [{"label": "A"}, {"label": "B"}, {"label": "C", "exploratory": "chosen afterwards"}]
-    (found,) = verdict.biases(filled({"A": A, "B": B, "C": C}, JOINT_PUBLISHED, rows=rows))
+    (found,) = comparisons.biases(filled({"A": A, "B": B, "C": C}, JOINT_PUBLISHED, rows=rows))
     assert found.rows == 2
     marked = [{**row, "exploratory": "chosen afterwards"} for row in rows]
     grouped = filled({"A": A, "B": B, "C": C}, JOINT_PUBLISHED, rows=marked, groups={"both": ["A", "B"]})
-    assert [(each.group, each.rows) for each in verdict.biases(grouped)] == [("both", 2)], "it has no others"
-    assert verdict.biases(filled({"A": A, "B": [90.0], "C": []}, JOINT_PUBLISHED)) == []
-    assert verdict.biases(filled({"A": A, "B": B}, JOINT_PUBLISHED, made=Provenance("quick"))) == []
-    (common,) = verdict.biases(filled({"A": A, "B": B[:2]}, JOINT_PUBLISHED))
+    assert [(each.group, each.rows) for each in comparisons.biases(grouped)] == [("both", 2)], "it has no others"
+    assert comparisons.biases(filled({"A": A, "B": [90.0], "C": []}, JOINT_PUBLISHED)) == []
+    assert comparisons.biases(filled({"A": A, "B": B}, JOINT_PUBLISHED, made=Provenance("quick"))) == []
+    (common,) = comparisons.biases(filled({"A": A, "B": B[:2]}, JOINT_PUBLISHED))
     assert common.seeds == 2
 
 
 def test_a_row_may_pass_for_another() -> None:
     close = {"A": value(90.1, 0.1), "B": value(90.2, 0.1), "C": value(60.0, 0.1), "D": value(91.0, 0.1)}
     table = filled({"A": [90.0, 90.1, 90.2], "B": [75.0, 75.1, 75.2], "C": [], "D": [90.0]}, close, published_seeds=5)
-    found = verdict.matches(table)
+    found = comparisons.matches(table)
     assert {each.row for each in found} == {"A", "B"}, "no test of one seed, nor of none"
-    assert verdict.passes_for(found, "c", "acc", "A") == ("B",)
-    assert verdict.passes_for(found, "c", "acc", "B") == ()
-    matrix = verdict.matrix(found, "c")
+    assert comparisons.passes_for(found, "c", "acc", "A") == ("B",)
+    assert comparisons.passes_for(found, "c", "acc", "B") == ()
+    matrix = comparisons.matrix(found, "c")
     assert {pair[1]: outcome for pair, outcome in matrix.items() if pair[0] == "A"} == {
         "A": [EQUIVALENT],
         "B": [EQUIVALENT],
         "C": [DIFFERENT],
         "D": [INCONCLUSIVE],
     }
-    assert verdict.matches(filled({"A": A}, JOINT_PUBLISHED, made=Provenance("quick"))) == []
+    assert comparisons.matches(filled({"A": A}, JOINT_PUBLISHED, made=Provenance("quick"))) == []
 
 
 def gains(*values: float, published: Published, clients: int = 20) -> Verdict:
@@ -205,14 +206,14 @@ def drawn(seed: int) -> TableResult:
                 bound = ">" if draw.random() < 0.1 else ""
                 printed = value(mean, None if draw.random() < 0.2 else std, 1, bound) if draw.random() < 0.9 else None
                 cells.append(Cell(row, column, metric, tuple(values), seeds, published=printed))
-    return TableResult(spec.parse(content), tuple(cells))
+    return TableResult(spec.parse_spec(content), tuple(cells))
 
 
 def test_values_whose_seeds_are_not_known_are_paired_with_nothing() -> None:
     whole = drawn(0)
     torn = dataclasses.replace(whole, cells=tuple(dataclasses.replace(each, seeds=()) for each in whole.cells))
     with pytest.raises(ValueError, match="longer"):
-        verdict._by_seed(torn, "B", "c", whole.spec.metrics[0])
+        comparisons._by_seed(torn, "B", "c", whole.spec.metrics[0])
 
 
 def stepped_down(p: list[float]) -> list[float]:
@@ -224,8 +225,8 @@ def stepped_down(p: list[float]) -> list[float]:
 @pytest.mark.parametrize("seed", range(4))
 def test_holm_by_its_definition(seed: int) -> None:
     p = (np.random.default_rng(seed).random(9) ** 3).round(2).tolist()
-    assert verdict.holm(p) == pytest.approx(stepped_down(p))
-    assert verdict.holm([]) == []
+    assert comparisons.holm(p) == pytest.approx(stepped_down(p))
+    assert comparisons.holm([]) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -284,7 +285,7 @@ def test_paired_differences_by_loops(seed: int) -> None:
                 expected.append([column, row, len(seeds), np.mean(gaps), low, high, p])
     for line, p in zip(expected, stepped_down([line[-1] for line in expected]), strict=True):
         line[-1] = p
-    found = [list(vars(each).values()) for each in verdict.paired(table, table.spec.metrics[1], "B")]
+    found = [list(vars(each).values()) for each in comparisons.paired(table, table.spec.metrics[1], "B")]
     assert [line[:3] for line in found] == [line[:3] for line in expected]
     np.testing.assert_allclose([line[3:] for line in found], [line[3:] for line in expected], atol=1e-12)
 
@@ -318,19 +319,19 @@ def test_groups_and_matches_by_loops(seed: int) -> None:  # noqa: C901 - loops, 
                     below = sum(np.mean(o) < t.mean - 1e-9 for o, t in zip(ours_at, theirs, strict=True))
                     d = np.mean(ours_at) - np.mean([t.mean for t in theirs])
                     groups.append((column, metric, group, len(members), below, len(seeds), d))
-    found = verdict.matches(table)
+    found = comparisons.matches(table)
     assert [(m.column, m.metric, m.row, m.published, m.outcome) for m in found] == beside
     for column in COLUMNS:
         pairs = {(row, other): [] for c, _, row, other, _ in beside if c == column}  # type: ignore[var-annotated]
         for c, _, row, other, outcome in beside:
             if c == column:
                 pairs[row, other].append(outcome)
-        assert verdict.matrix(found, column) == pairs
+        assert comparisons.matrix(found, column) == pairs
         for metric in METRICS:
             for row in LABELS:
                 passes = [m[3] for m in beside if m[:3] == (column, metric, row) and m[3] != row and m[4] == EQUIVALENT]
-                assert verdict.passes_for(found, column, metric, row) == tuple(passes)
-    told = verdict.biases(table)
+                assert comparisons.passes_for(found, column, metric, row) == tuple(passes)
+    told = comparisons.biases(table)
     assert [(b.column, b.metric, b.group, b.rows, b.below, b.seeds) for b in told] == [each[:6] for each in groups]
     assert [b.difference for b in told] == pytest.approx([each[6] for each in groups])
 
@@ -338,10 +339,12 @@ def test_groups_and_matches_by_loops(seed: int) -> None:  # noqa: C901 - loops, 
 def test_a_group_with_one_spread_unknown_takes_theirs_to_be_ours() -> None:
     """And what is at its published value is not below it."""
     printed = {"A": value(90.0, 0.5, 0), "B": value(91.0, None, 0)}
-    (found,) = verdict.biases(filled({"A": [90.0, 90.0, 90.0], "B": [90.0, 91.0, 90.0]}, printed, published_seeds=5))
+    (found,) = comparisons.biases(
+        filled({"A": [90.0, 90.0, 90.0], "B": [90.0, 91.0, 90.0]}, printed, published_seeds=5)
+    )
     half = stats.t.ppf(0.975, 2) * np.std([90, 90.5, 90], ddof=1) * math.sqrt(1 / 3 + 1 / 5) + 0.5
     assert (found.high - found.difference, found.below) == (pytest.approx(half), 1)
     table = filled({"A": A, "B": B}, JOINT_PUBLISHED)
     cells = (table.cells[0], dataclasses.replace(table.cells[1], seeds=(3, 4, 5, 6)))
-    assert verdict.biases(dataclasses.replace(table, cells=cells)) == [], "one seed that both have"
-    assert verdict.biases(filled({"A": A}, JOINT_PUBLISHED)) == []
+    assert comparisons.biases(dataclasses.replace(table, cells=cells)) == [], "one seed that both have"
+    assert comparisons.biases(filled({"A": A}, JOINT_PUBLISHED)) == []

@@ -11,8 +11,8 @@ import pytest
 
 from fedbench.core import files
 from fedbench.core.errors import Damaged
-from fedbench.papers import store
-from fedbench.papers.spec import parse
+from fedbench.papers import recorded, store
+from fedbench.papers.spec import parse_spec
 from fedbench.papers.store import Cell, TableResult
 from tests.helpers.damage import DAMAGES, tried
 
@@ -34,14 +34,14 @@ def table(tmp_path: Path) -> Path:
     cell = Cell("FedAvg", "digits", "acc", (12.5, 25.0), (0, 1), (KEY, KEY[::-1]))
     lines = [{"row": "FedAvg", "column": "digits", "key": KEY, "acc": 12.5, "seed": 0}]
     curves = [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}]
-    store.save(folder, TableResult(parse(spec), (cell,)), lines, curves, {"FedAvg|digits|0": np.eye(3)})
+    store.save_table(folder, TableResult(parse_spec(spec), (cell,)), lines, curves, {"FedAvg|digits|0": np.eye(3)})
     return folder
 
 
 def stored(folder: Path) -> Any:
     """All that is read back."""
-    curves, matrices = store.load_rows(folder, store.CURVES), store.load_arrays(folder, store.MATRICES)
-    return store.load_table(folder), store.load_rows(folder), curves, matrices
+    curves, matrices = store.read_rows(folder, store.CURVES), store.read_arrays(folder, store.MATRICES)
+    return store.read_table(folder), store.read_rows(folder), curves, matrices
 
 
 def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypa
     ends = set()
     for stop in range(2):
         folder = table(tmp_path / str(stop))
-        stored = store.load_table(folder)
+        stored = store.read_table(folder)
         written = 0
 
         def one(path: Path, content: bytes, last: int = stop, write: Any = files.write_bytes) -> None:
@@ -70,9 +70,9 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(files, "write_bytes", one)
             with contextlib.suppress(KeyboardInterrupt):
-                store.save(folder, TableResult(stored.spec, (other,)), store.load_rows(folder))
-        ends.add(store.load_table(folder).cells[0].values)
-        assert store.read(folder).curves
+                store.save_table(folder, TableResult(stored.spec, (other,)), store.read_rows(folder))
+        ends.add(store.read_table(folder).cells[0].values)
+        assert recorded.read_stored(folder).curves
     assert ends == {(12.5, 25.0), (50.0, 75.0)}
 
 
@@ -81,4 +81,4 @@ def test_a_damaged_table_says_how_it_comes_back(tmp_path: Path) -> None:
     file = folder / store.ARCHIVE
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(Damaged, match=r"git restore .*tables/toy"):
-        store.load_table(folder)
+        store.read_table(folder)

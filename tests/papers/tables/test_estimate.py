@@ -14,8 +14,9 @@ import torch
 from fedbench.core.errors import DataCorrupt
 from fedbench.engine.hardware import client_bytes
 from fedbench.papers import estimate, plan, spec
-from fedbench.papers.spec import Selection
-from fedbench.papers.store import Provenance, StoredTable, TableResult
+from fedbench.papers.recorded import StoredTable
+from fedbench.papers.selection import Selection
+from fedbench.papers.store import Provenance, TableResult
 from fedbench.runs.fingerprint import machine
 
 ROWS = [
@@ -31,7 +32,7 @@ def planned(tmp_path: Path, rows: list[dict[str, object]]) -> plan.Plan:
     base += ["protocol.local.batch_size=10", "protocol.test.sets=local", "protocol.test.fraction=0.5"]
     content = {"name": "toy", "title": "Toy", "paper": "fedcollab", "table": "T1", "seeds": 1, "base": base}
     column = {"label": "here", "overrides": []}
-    table = spec.parse({**content, "metrics": [{"name": "acc"}], "rows": rows, "columns": [column]})
+    table = spec.parse_spec({**content, "metrics": [{"name": "acc"}], "rows": rows, "columns": [column]})
     return plan.make(table, Selection(overrides=(f"runs_dir={tmp_path}",)))
 
 

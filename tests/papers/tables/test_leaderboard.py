@@ -18,8 +18,8 @@ from fedbench.core.errors import ConfigError, Diverged, FedbenchError, UnknownNa
 from fedbench.methods import METHODS
 from fedbench.papers import boards, execute, standings
 from fedbench.papers import leaderboard as command
-from fedbench.papers.boards import FINAL, Board, Federation, Ledger, Range, Trial, stages
-from fedbench.papers.spec import Selection
+from fedbench.papers.boards import FINAL, Board, BoardFederation, BoardTrial, Ledger, Range, stages
+from fedbench.papers.selection import Selection
 from fedbench.papers.standings import Standing
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve
@@ -35,7 +35,7 @@ BOARD = Board(
         *("dataset=digits", "dataset.limit=240", "model=mlp", "model.hidden=[16]", "protocol=fedcollab_label_shift"),
         *("protocol.local.batch_size=10", "protocol.test.fraction=0.5", "protocol.test.val_fraction=0.5"),
     ),
-    federations=(Federation("even", ("partition=homo", "partition.num_clients=3")),),
+    federations=(BoardFederation("even", ("partition=homo", "partition.num_clients=3")),),
     rate=Range(0.09, 0.11),
     trials=2,
     rungs=(1, 2),
@@ -64,7 +64,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def fill(folder: Path, board: Board = BOARD, rows: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Ledger:
     ledger = Ledger(board, folder / "leaderboard" / board.name, [f"runs_dir={folder / 'runs'}", "progress=none"])
-    assert command.fill(ledger, Selection(jobs=1), seeds, rows) == ""
+    assert command.fill_board(ledger, Selection(jobs=1), seeds, rows) == ""
     return ledger
 
 
@@ -75,7 +75,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 @pytest.fixture(scope="module")
 def table(filled: Ledger) -> Mapping[str, Standing]:
-    (found,) = standings.read(filled.folder).federations
+    (found,) = standings.read_standings(filled.folder).federations
     return {line.row: line for line in found.lines}
 
 
@@ -116,7 +116,7 @@ def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledge
         for rung, numbers in enumerate(([0, 1], [0, 1][:1])):
             found = filled.survivors("even", row, rung)
             assert len(found) == len(numbers)
-        assert BOARD.trials_of(row)[0] == Trial(0)
+        assert BOARD.trials_of(row)[0] == BoardTrial(0)
     rates = {BOARD.trials_of(row)[1].rate for row in BOARD.all_rows}
     assert len(rates) == 1, "the same for all, as they name no other range"
 
@@ -135,7 +135,7 @@ def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
 ) -> None:
     settings = [f"runs_dir={tmp_path / 'runs'}", "hardware.engine=stacked", "progress=none"]
     ledger = Ledger(BOARD, tmp_path / "board", settings)
-    command.fill(ledger, Selection(jobs=1), (2, 0), ("local", "fedavg"))
+    command.fill_board(ledger, Selection(jobs=1), (2, 0), ("local", "fedavg"))
     assert "final, seed 2, 0: 4 runs, 4 to do\n" in capsys.readouterr().out
     (final,) = (stage for stage in stages(BOARD, (2, 0), joined=True) if stage.rung is None)
     jobs = [entry.job for entry in ledger.entries(final, ("local", "fedavg"))]
@@ -276,7 +276,7 @@ def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path
 
 
 def test_runs_are_what_their_command_lines_compose() -> None:
-    board = boards.load("mini")
+    board = boards.load_board("mini")
     ledger = Ledger(board, Path("nowhere"))
     for row in ("local", "fedrc", "finetune_lpft", "oracle"):
         for stage in (stages(board)[0], stages(board)[-1]):
@@ -348,7 +348,7 @@ def test_boards_that_cannot_be_are_refused(change: dict[str, Any], message: str)
 @pytest.mark.parametrize("name", groups.names("leaderboard"))
 def test_the_boards_here_can_be_run(name: str) -> None:
     """Each has the rows that must be there, and their runs compose."""
-    board = boards.load(name)
+    board = boards.load_board(name)
     assert {"local", "fedavg", "finetune_all", "finetune_head", "finetune_lpft", "fedadam + finetune"} <= {
         *board.all_rows
     }
@@ -358,7 +358,7 @@ def test_the_boards_here_can_be_run(name: str) -> None:
         for row in board.all_rows:
             if row in ("local", "oracle", "fedadam + finetune") and board.has(federation, row):
                 first, *_, last = stages(board)
-                trial, final = (ledger.job(stage, federation, row, Trial(0), 0).config for stage in (first, last))
+                trial, final = (ledger.job(stage, federation, row, BoardTrial(0), 0).config for stage in (first, last))
                 assert trial.protocol.test.sets == "validation"
                 assert final.protocol.test.once
                 assert trial.method == final.method
@@ -395,4 +395,4 @@ def test_a_launchers_machines_are_not_asked_for_here(tmp_path: Path, monkeypatch
     monkeypatch.setattr(command, "make_runs", lambda *_: None)
     ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.device=cuda"])
     selection = Selection(overrides=("hydra/launcher=submitit_slurm",))
-    assert "did not end" in command.fill(ledger, selection, (), ("local",))
+    assert "did not end" in command.fill_board(ledger, selection, (), ("local",))

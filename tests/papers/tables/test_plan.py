@@ -16,8 +16,8 @@ from fedbench.cli import program
 from fedbench.config import groups
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.papers import plan, reproduce, spec, store
-from fedbench.papers.spec import Selection, compose_cell
+from fedbench.papers import fill, plan, recorded, reproduce, spec, store
+from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
 from fedbench.runs.config import from_plain, run_key
 from tests.papers.tables.selections import selection, table
@@ -45,16 +45,16 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     """Of the cell's first seed there is a record, its data are gone."""
     own = table(paper="", table="")
 
-    def planned(record: store.StoredTable, *seeds: int) -> plan.Plan:
+    def planned(record: recorded.StoredTable, *seeds: int) -> plan.Plan:
         return plan.make(own, selection(tmp_path, rows=("FedAvg",), columns=("elsewhere",), seeds=seeds), record)
 
     _, plain = compose_cell(own, own.columns[1], own.rows[0].overrides, selection(tmp_path))
     key = run_key(from_plain(plain).changed(seed=0))
     cells = (store.Cell("FedAvg", "elsewhere", "acc", (50.0,), (0,), (key,)),)
-    record = store.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"}})
+    record = recorded.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"}})
     assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0, str(tmp_path)) == OK
     lacking = planned(record, 0, 1, 2)
-    assert plan.fill(lacking).cell("FedAvg", "elsewhere", "acc").values == (50.0,)
+    assert fill.fill(lacking).cell("FedAvg", "elsewhere", "acc").values == (50.0,)
     reproduce.announce(lacking, [], 1)
     said = " ".join(capsys.readouterr().out.split())
     assert "the one cell: not run with seeds 1, 2: data missing" in said
@@ -115,7 +115,7 @@ def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tm
 @pytest.mark.slow
 def test_every_cell_of_unlike_clients_has_a_run_on_the_stand_in(tmp_path: Path) -> None:
     """Though the default method could not serve them."""
-    table = spec.load("fedsac_t2")
+    table = spec.load_spec("fedsac_t2")
     planned = plan.make(table, selection(tmp_path, substitute="captioned", scale="smoke", seeds=(0,)))
     assert all(cell.jobs and not cell.reason for cell in planned.cells)
 
@@ -199,9 +199,9 @@ def test_a_table_s_file_says_its_own_name_and_what_each_metric_is(
         (tmp_path / "mine.yaml").write_text(OmegaConf.to_yaml({**base, **content}))
         if message:
             with pytest.raises(ConfigError, match=message):
-                spec.load("mine")
+                spec.load_spec("mine")
         else:
-            assert [each.name for each in spec.load("mine").metrics] == ["acc", "ipr"]
+            assert [each.name for each in spec.load_spec("mine").metrics] == ["acc", "ipr"]
 
 
 @pytest.mark.parametrize("column", ["rds", "acc_on", "accuracy"])
@@ -245,7 +245,7 @@ def test_a_cell_whose_inputs_would_not_be_the_papers_is_not_planned(tmp_path: Pa
 
 def test_cells_inside_fedcollab_are_of_the_authors_distances_or_not_planned(tmp_path: Path) -> None:
     for name in ("fedcollab_t1", "fedcollab_t2"):
-        spec_ = spec.load(name)
+        spec_ = spec.load_spec(name)
         for column, row in ((c, r) for c in spec_.columns[1:] for r in spec_.rows if r.label.endswith("FedCollab")):
             _, plain = compose_cell(spec_, column, (*row.overrides, *column.own(row.label)), selection(tmp_path))
             assert plain["method"]["packaged"] == column.label.lower().replace(" ", "_")
@@ -255,7 +255,7 @@ def test_cells_inside_fedcollab_are_of_the_authors_distances_or_not_planned(tmp_
 
 
 def cell(*changed: str) -> dict[str, Any]:
-    table = spec.load("fedcollab_t1")
+    table = spec.load_spec("fedcollab_t1")
     return compose_cell(table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed))[
         1
     ]
@@ -293,8 +293,8 @@ SMALL = [
 def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
     arguments = ["table=fedsac_t2", *SMALL, f"results={tmp_path / 'tables'}", f"runs_dir={tmp_path / 'runs'}"]
     assert program.main(["reproduce", *arguments]) == 0
-    (folder,) = store.folders(tmp_path / "tables").values()
-    table = store.load_table(folder)
+    (folder,) = store.table_folders(tmp_path / "tables").values()
+    table = store.read_table(folder)
     assert len(table.cells) == 40
     assert not [cell for cell in table.cells if not cell.values or math.isnan(cell.values[0])]
     assert len({cell.keys for cell in table.cells}) == 20, "a run fills the cells of both modalities"
@@ -306,8 +306,8 @@ def test_a_table_says_where_and_when_it_was_made_of_which_commits_and_for_how_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By its runs, wherever they are drawn; of records by the stored table, if any record stands."""
-    monkeypatch.setattr(plan, "machine", lambda made=None: (made or {"cpu": "here"})["cpu"])
-    monkeypatch.setattr(plan, "source_commit", lambda: ("head", False))
+    monkeypatch.setattr(fill, "machine", lambda made=None: (made or {"cpu": "here"})["cpu"])
+    monkeypatch.setattr(fill, "source_commit", lambda: ("head", False))
     rows = {
         key: {"key": key, "commit": c, "seconds_total": s} for key, c, s in (("old", "aaa", "5.5"), ("odd", "", ""))
     }
@@ -326,7 +326,7 @@ def test_a_table_says_where_and_when_it_was_made_of_which_commits_and_for_how_lo
             stored=SimpleNamespace(rows=rows, provenance=Provenance(machine="there; here; afar", date="2026-01-03")),
             has=lambda _, job: job.finished or job.key in rows,
         )
-        found = plan._provenance(planned)
+        found = fill._provenance(planned)
         assert found.scale == "quick"
         return found.machine, found.date, found.commit, found.seconds
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.papers import reproduce, store
+from fedbench.papers import recorded, reproduce, store
 from tests.papers.tables.calls import FIRST, folder, reproduced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def values(tmp_path: Path, row: str, column: str = "Label shift") -> dict[int, float]:
     """Accuracy by seed."""
-    cell = store.load_table(folder(tmp_path)).cell(row, column, "acc")
+    cell = store.read_table(folder(tmp_path)).cell(row, column, "acc")
     return dict(zip(cell.seeds, cell.values, strict=True))
 
 
@@ -30,7 +30,7 @@ def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
     assert values(tmp_path, "Ditto") == {}
     assert "Concept" in (folder(tmp_path) / "table.md").read_text(encoding="utf-8")  # named as not run
-    points = {(p["row"], p["column"], p["seed"]) for p in store.load_rows(folder(tmp_path), store.CURVES)}
+    points = {(p["row"], p["column"], p["seed"]) for p in store.read_rows(folder(tmp_path), store.CURVES)}
     assert {("FedAvg", "Label shift", "1"), ("FedAvg", "Feature shift", "0")} <= points
 
 
@@ -46,12 +46,12 @@ def test_recorded_values_stand_without_their_runs(
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
     before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
-    stored = store.read(folder(tmp_path))
+    stored = recorded.read_stored(folder(tmp_path))
     capsys.readouterr()
     assert reproduced(tmp_path, *FIRST, "seeds=1") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
-    assert repr(stored) == repr(store.read(folder(tmp_path)))
+    assert repr(stored) == repr(recorded.read_stored(folder(tmp_path)))
     # A new row needs the Local run itself, to be measured against; nothing else is trained again.
     assert reproduced(tmp_path, "rows=Ditto", "columns=Label shift", "seeds=1") == 0
     assert {path.parent.name for path in (tmp_path / "runs").rglob("seed0-*")} == {"local", "ditto"}
@@ -62,7 +62,7 @@ def test_a_record_of_another_configuration_does_not_stand(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
-    cell = store.load_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
+    cell = store.read_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
     rewrite(tmp_path, cell.keys[0], "0" * 16)
     capsys.readouterr()
     assert reproduced(tmp_path, *FIRST, "seeds=1", "--dry-run") == 0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedbench.papers import render, spec, store
-from fedbench.papers.render import write
+from fedbench.papers import render, store
+from fedbench.papers.render import write_drawings
 from fedbench.papers.store import Cell, Provenance
 from fedbench.papers.text import Layout, commands, notes, spelled
 from tests.papers.tables.toys import filled, value
@@ -103,16 +103,16 @@ def test_csv_has_every_cell_with_all_digits() -> None:
 
 def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     table = filled({"A": [1.0, 2.0, 3.0], "B": [1.0, 1.0, 4.0]}, made=MADE, headline="A", paper="")
-    store.save(tmp_path, table, [])
-    write(tmp_path)
+    store.save_table(tmp_path, table, [])
+    write_drawings(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"table.md", store.ARCHIVE}
-    write(tmp_path, render.FORMATS)
+    write_drawings(tmp_path, render.FORMATS)
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {"table.md", store.ARCHIVE, "table.tex", "cells.csv", "significance.csv"}
-    assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(store.load_table(tmp_path))
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(store.read_table(tmp_path))
     for name in ("bias.csv", "specificity.csv"):
         (tmp_path / name).write_text("of an earlier state", encoding="utf-8")
-    assert write(tmp_path, render.FORMATS)[0] == store.load_table(tmp_path)
+    assert write_drawings(tmp_path, render.FORMATS)[0] == store.read_table(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == names, "a test that the table allows no more goes"
 
 
@@ -140,9 +140,9 @@ def test_what_a_verdict_is_worth_is_said_and_stored(tmp_path: Path, monkeypatch:
     )
     assert "| A | ≈ | ≈ | ≠ |" in text
     assert "c, near, mean difference over rows: Acc % -0.10 [" in text
-    monkeypatch.setattr(spec, "find", lambda _paper, _table, where: near[where["method"]])
-    store.save(tmp_path, table, [])
-    write(tmp_path, ["csv"])
+    monkeypatch.setattr("fedbench.papers.spec.find_published", lambda _paper, _table, where: near[where["method"]])
+    store.save_table(tmp_path, table, [])
+    write_drawings(tmp_path, ["csv"])
     assert (tmp_path / "specificity.csv").read_text().count("equivalent") == 6
     assert (tmp_path / "bias.csv").read_text().count("near") == 1
     assert csv_line(tmp_path / "cells.csv")["also_passes_for"] == "B"

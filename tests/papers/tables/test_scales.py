@@ -9,7 +9,8 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.papers import plan, spec
-from fedbench.papers.spec import Scale, TableSpec, load_scale
+from fedbench.papers.selection import Scale, load_scale
+from fedbench.papers.spec import TableSpec
 from fedbench.runs.config import RunConfig
 from tests.papers.tables.selections import selection, table
 

@@ -8,8 +8,9 @@ from itertools import cycle, islice
 import pytest
 
 from fedbench.config import groups
-from fedbench.papers import measures, spec
-from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, _without, content_of, published
+from fedbench.papers import measures, published, spec
+from fedbench.papers.selection import _without
+from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
 from fedbench.papers.studies import STUDIES
 from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.tiers import tiered
@@ -61,13 +62,13 @@ def test_every_published_value_belongs_to_exactly_one_cell() -> None:
         for cell in table.places()
         if table.paper and not table.varies and (value := table.published(*cell)) is not None
     )
-    assert set(claims) == set(published())
+    assert set(claims) == set(published.published_values())
     assert set(claims.values()) == {1}
     assert len(claims) == 984
 
 
 def test_the_printed_digits_of_a_power_of_ten_count() -> None:
-    tiny = spec.find("pfedsim", "T2", {"method": "LDB", "metric": "similarity", "setting": "(i,i')"})
+    tiny = published.find_published("pfedsim", "T2", {"method": "LDB", "metric": "similarity", "setting": "(i,i')"})
     assert tiny is not None
     assert (tiny.decimals, tiny.text) == (7, "0.0000086")
 
@@ -86,7 +87,7 @@ def test_the_tables_are_as_large_as_the_papers(name: str) -> None:
 def test_no_published_table_is_missing() -> None:
     mirrors = [load(name) for name in groups.names("table") if load(name).paper]
     assert {table.name for table in mirrors if not table.varies} == set(CELLS)
-    assert {(value.paper, value.table) for value in published()} == {
+    assert {(value.paper, value.table) for value in published.published_values()} == {
         (table.paper, table.table) for table in map(load, CELLS)
     }
 
@@ -164,7 +165,7 @@ def test_rates_of_perfedavg_and_pfedme(column: str, rate: float) -> None:
 
 
 def test_rows_count_on_the_authors_partition_whatever_the_inputs() -> None:
-    for table in map(spec.load, ("fedcollab_t1", "fedcollab_t2", "fedcollab_t3")):
+    for table in map(spec.load_spec, ("fedcollab_t1", "fedcollab_t2", "fedcollab_t3")):
         marked = {row.label: row for row in table.rows if row.exploratory}
         assert {"FedAvg+FedCollab", "FedCollab"} & set(marked)
         always = {name for name, row in marked.items() if not row.exploratory_with}

@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.cli import program
 from fedbench.papers import store
-from fedbench.papers.report import build
+from fedbench.papers.report import build_page
 from fedbench.runs.progress import STALE
 from tests.helpers.codes import edit
 from tests.papers.tables.calls import FIRST, folder, reproduced
@@ -36,14 +36,14 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
 ) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     assert STALE not in table(tmp_path)
-    before = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
+    before = {row["row"]: row["code"] for row in store.read_rows(folder(tmp_path))}
     edit(monkeypatch, "method")
     capsys.readouterr()
     assert again(tmp_path) == 0
     assert STALE in capsys.readouterr().out
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
     assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
-    build(tmp_path / "results", tmp_path / "page.html")
+    build_page(tmp_path / "results", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', page)) == 2 * 3 - 2
     capsys.readouterr()
@@ -52,7 +52,7 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert again(tmp_path, "stale=error") != 0
     assert "method changed since" in capsys.readouterr().err
     assert again(tmp_path, "stale=rerun") == 0
-    after = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
+    after = {row["row"]: row["code"] for row in store.read_rows(folder(tmp_path))}
     assert all(after[name] != code for name, code in before.items())
     assert STALE not in table(tmp_path)
     capsys.readouterr()
@@ -64,8 +64,8 @@ def test_a_record_of_other_samples_does_not_stand(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
-    rows = [{**row, "data": "0" * 12} for row in store.load_rows(folder(tmp_path))]
-    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), rows)
+    rows = [{**row, "data": "0" * 12} for row in store.read_rows(folder(tmp_path))]
+    store.save_table(folder(tmp_path), store.read_table(folder(tmp_path)), rows)
     capsys.readouterr()
     assert again(tmp_path, "dry_run=true") == 0
     assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
@@ -75,8 +75,8 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
-    rows = [{**row, "code": "", "data": ""} for row in store.load_rows(folder(tmp_path))]
-    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), rows)
+    rows = [{**row, "code": "", "data": ""} for row in store.read_rows(folder(tmp_path))]
+    store.save_table(folder(tmp_path), store.read_table(folder(tmp_path)), rows)
     capsys.readouterr()
     assert again(tmp_path, "dry_run=true", "stale=error") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
@@ -89,10 +89,10 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    clients = dict(store.load_arrays(folder(tmp_path), store.CLIENTS))
+    clients = dict(store.read_arrays(folder(tmp_path), store.CLIENTS))
     local = store.place_of("Local", "Label shift", 0)
     clients[local] = clients[local] + np.linspace(0, 1, len(clients[local]), dtype=np.float32)  # as run elsewhere
-    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), clients=clients)
+    store.save_table(folder(tmp_path), store.read_table(folder(tmp_path)), clients=clients)
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
     assert "1 measured against another result of Local" in capsys.readouterr().out

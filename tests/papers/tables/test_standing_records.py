@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.papers import execute, plan, spec, store
-from fedbench.papers.spec import RowSpec, Selection
-from fedbench.papers.store import Cell, StoredTable, TableResult
+from fedbench.papers import execute, fill, plan, recorded, spec, store
+from fedbench.papers.recorded import StoredTable
+from fedbench.papers.selection import Selection
+from fedbench.papers.spec import RowSpec
+from fedbench.papers.store import Cell, TableResult
 from fedbench.runs import fingerprint
 from tests.helpers.codes import edit
 from tests.helpers.tiers import tiered
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def toy(**metric: Any) -> spec.TableSpec:
     """A row that is measured against another run."""
-    return spec.parse(
+    return spec.parse_spec(
         {
             "name": "toy",
             "title": "Toy",
@@ -74,10 +76,10 @@ def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_
         again = plan.make(toy(), selection, dataclasses.replace(record, rows=rows))
         made.append({job.config.labels["method"] for job in again.missing()})
     assert made == [set(), {"fedavg", "fedprox"}]
-    kept = plan.kept(again)[0]
+    kept = fill.kept_files(again)[0]
     assert [(line["row"], line["code"]) for line in kept][-1] == ("r|baseline", "method:000000000000")
-    store.save(tmp_path, record.table, [{"row": "r", "column": "c", **rows[job.key]}, *kept])  # type: ignore[arg-type]
-    table, count = store.load(tmp_path)
+    store.save_table(tmp_path, record.table, [{"row": "r", "column": "c", **rows[job.key]}, *kept])  # type: ignore[arg-type]
+    table, count = recorded.read_marked(tmp_path)
     assert table.stale == {("r", "c"): ("method of the baseline",)}
     assert (count.runs, count.changed) == (2, 1)
 
@@ -105,33 +107,33 @@ def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_want
 
 
 def test_baselines_outlive_the_file(tmp_path: Path) -> None:
-    again = plan.fill(planned(tmp_path, record_of(tmp_path)))
-    store.save(tmp_path, again, [])
-    assert store.load_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
+    again = fill.fill(planned(tmp_path, record_of(tmp_path)))
+    store.save_table(tmp_path, again, [])
+    assert store.read_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
 
 
 def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
-    assert plan.fill(shown).cells[0].values == (50.0,)
+    assert fill.fill(shown).cells[0].values == (50.0,)
     written_out = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "score"})
-    assert plan.fill(written_out).cells[0].values == (50.0,)
-    store.save(tmp_path, record_of(tmp_path).table, [])  # type: ignore[arg-type]
-    other = planned(tmp_path, store.read(tmp_path), measure={"name": "result", "column": "acc_pooled"})
-    assert plan.fill(other).cells[0].values == ()
+    assert fill.fill(written_out).cells[0].values == (50.0,)
+    store.save_table(tmp_path, record_of(tmp_path).table, [])  # type: ignore[arg-type]
+    other = planned(tmp_path, recorded.read_stored(tmp_path), measure={"name": "result", "column": "acc_pooled"})
+    assert fill.fill(other).cells[0].values == ()
     assert {job.config.labels["method"] for job in other.missing()} == {"fedavg", "fedprox"}
 
 
 def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path, ("acc",)), selected=False)
-    assert [cell.values for cell in plan.fill(shown).cells] == [(50.0,), ()]
-    assert [line["row"] for line in plan.kept(shown)[0]] == ["r"]
+    assert [cell.values for cell in fill.fill(shown).cells] == [(50.0,), ()]
+    assert [line["row"] for line in fill.kept_files(shown)[0]] == ["r"]
 
 
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
-    assert list(plan.kept(planned(tmp_path, record, seeds=(0, 3)))[2]) == ["r|c|3"]
+    assert list(fill.kept_files(planned(tmp_path, record, seeds=(0, 3)))[2]) == ["r|c|3"]
     record = dataclasses.replace(record, clients={"r|c|3": np.ones(2)})
-    assert list(plan.kept(planned(tmp_path, record, seeds=(0, 3)))[3]) == ["r|c|3"]
+    assert list(fill.kept_files(planned(tmp_path, record, seeds=(0, 3)))[3]) == ["r|c|3"]
 
 
 def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
@@ -139,27 +141,27 @@ def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
     assert record.table is not None
     metrics = tuple(dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics)
     stale = StoredTable(dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics)))
-    assert plan.fill(planned(tmp_path, stale)).cells[0].values == ()
+    assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
 
 
-FOLDERS = store.folders(ROOT / "results")
+FOLDERS = store.table_folders(ROOT / "results")
 
 
 @pytest.mark.parametrize("name", tiered(FOLDERS, quick=["fedcollab_t1/quick-partition=label_shift"]))
 def test_the_committed_results_stand(tmp_path: Path, name: str) -> None:
     """No change to a config, a key or a table may call for runs whose results are in the repository."""
-    record = store.read(FOLDERS[name])
+    record = recorded.read_stored(FOLDERS[name])
     table, made = record.table, record.provenance
     assert table is not None
     assert made is not None
-    assert FOLDERS[name] == store.folder_of(ROOT / "results", table.spec.name, made)
+    assert FOLDERS[name] == store.folder_of_table(ROOT / "results", table.spec.name, made)
     selection = Selection(
         scale=made.scale,
         substitute=made.substitute,
         overrides=(*made.changed, *made.varied, f"runs_dir={tmp_path}"),
         rows=("none",),  # what is recorded is planned all the same, whether its data are here or not
     )
-    planned = plan.make(spec.load(table.spec.name), selection, record)
+    planned = plan.make(spec.load_spec(table.spec.name), selection, record)
     standing = {
         (entry.row.label, entry.column.label, metric.name, job.seed)
         for entry in planned.cells

@@ -12,7 +12,7 @@ from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError, Damaged
 from fedbench.papers import standings
 from fedbench.papers.boards import ARCHIVE, FINAL, Ledger, stages
-from fedbench.papers.leaderboard import conclude
+from fedbench.papers.leaderboard import conclude_board
 from tests.papers.tables.toys import board, recorded
 
 SCORES = {
@@ -26,7 +26,7 @@ SCORES = {
 
 @pytest.fixture
 def table(tmp_path: Path) -> dict[str, standings.Standing]:
-    (found,) = standings.read(recorded(tmp_path, SCORES)).federations
+    (found,) = standings.read_standings(recorded(tmp_path, SCORES)).federations
     return {line.row: line for line in found.lines}
 
 
@@ -51,7 +51,9 @@ def test_who_is_above_the_references(table: dict[str, standings.Standing]) -> No
 
 
 def test_two_seeds_tell_nothing(tmp_path: Path) -> None:
-    (found,) = standings.read(recorded(tmp_path, {row: values[:2] for row, values in SCORES.items()})).federations
+    (found,) = standings.read_standings(
+        recorded(tmp_path, {row: values[:2] for row, values in SCORES.items()})
+    ).federations
     assert not any(any(line.above.values()) for line in found.lines)
     shown = [standings.cells(line, ["local", "fedavg"], 2)[2:4] for line in found.lines]
     assert shown == [["-", "-"]] * len(SCORES), "no row is left out, and none is said to be no better than Local"
@@ -59,16 +61,18 @@ def test_two_seeds_tell_nothing(tmp_path: Path) -> None:
 
 def test_a_board_with_one_seed_and_part_of_a_second_says_so(tmp_path: Path) -> None:
     some = {**{row: values[:1] for row, values in SCORES.items()}, "ditto": SCORES["ditto"][:2]}
-    drawn = standings.read(recorded(tmp_path, some, seeds=(0, 1, 2, 3, 4)))
-    text = standings.markdown(drawn)
+    drawn = standings.read_standings(recorded(tmp_path, some, seeds=(0, 1, 2, 3, 4)))
+    text = standings.standings_markdown(drawn)
     assert "`partition=homo`, seeds 0 (1 of 5 declared)\n" in text
     (ditto,) = (line for line in text.splitlines() if line.startswith("| ditto"))
     assert ditto.startswith("| ditto | 90.10 | - | - | 50.0 → 60.0 |")
     first = {**dict.fromkeys(some, ()), "ditto": SCORES["ditto"][:2]}
-    begun = standings.read(recorded(tmp_path / "begun", first, seeds=(0, 1, 2)))
-    assert f"seeds 0, 1 (2 of 3 declared; without {len(some) - 1} of {len(some)} rows)" in standings.markdown(begun)
-    assert "none yet" in standings.markdown(
-        standings.read(recorded(tmp_path / "no", dict.fromkeys(some, ()), seeds=(0,)))
+    begun = standings.read_standings(recorded(tmp_path / "begun", first, seeds=(0, 1, 2)))
+    assert f"seeds 0, 1 (2 of 3 declared; without {len(some) - 1} of {len(some)} rows)" in standings.standings_markdown(
+        begun
+    )
+    assert "none yet" in standings.standings_markdown(
+        standings.read_standings(recorded(tmp_path / "no", dict.fromkeys(some, ()), seeds=(0,)))
     )
 
 
@@ -78,7 +82,7 @@ def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
     ledger = Ledger(board(SCORES, seeds=(0, 1, 2, 3)), folder)
     ledger.lines[FINAL, "here", "fedrep", 1, 2] |= {"acc": "", "clients": "", "failure": "Diverged"}
     ledger.save()
-    (found,) = standings.read(folder).federations
+    (found,) = standings.read_standings(folder).federations
     lines = {line.row: line for line in found.lines}
     assert found.seeds == (0, 1, 2)
     assert lines["local"].mean == 71
@@ -95,12 +99,12 @@ def test_a_row_that_lost_a_seed_leads_nothing(tmp_path: Path) -> None:
     ledger = Ledger(board(scores), folder)
     ledger.lines[FINAL, "here", "ditto", 1, 3] |= {"acc": "", "clients": "", "failure": "Diverged"}
     ledger.save()
-    (found,) = standings.read(folder).federations
+    (found,) = standings.read_standings(folder).federations
     assert [(line.row, line.best) for line in found.lines] == [("ditto", True), ("fedavg", True), ("local", False)]
 
 
 def test_a_reference_without_scores_is_no_beaten_one(tmp_path: Path) -> None:
-    (found,) = standings.read(recorded(tmp_path, {**SCORES, "fedavg": ()})).federations
+    (found,) = standings.read_standings(recorded(tmp_path, {**SCORES, "fedavg": ()})).federations
     shown = {line.row: standings.cells(line, ["local", "fedavg"], 3)[3] for line in found.lines}
     assert shown == {
         "ditto": "fedavg",
@@ -116,7 +120,7 @@ def test_a_first_rung_that_was_stopped_is_drawn(tmp_path: Path) -> None:
     ledger = Ledger(board(dict.fromkeys(SCORES, ()), seeds=(0,)), folder)
     del ledger.lines[stages(ledger.board)[0].name, "here", "ditto", 0, 9]
     ledger.save()
-    (found,) = standings.read(folder).federations
+    (found,) = standings.read_standings(folder).federations
     (cells,) = (standings.cells(line, ["local"], 0) for line in found.lines if line.row == "ditto")
     assert cells[4:7] == ["- → 60.0", "60.0 to 60.0", "default"]
 
@@ -126,7 +130,7 @@ def test_final_runs_of_a_trial_that_is_no_longer_chosen_go(tmp_path: Path) -> No
     ledger = Ledger(board(SCORES), folder)
     ledger.lines[stages(ledger.board)[0].name, "here", "ditto", 0, 9] |= {"acc_on_val": "70.0"}
     ledger.save()
-    (found,) = standings.read(folder).federations
+    (found,) = standings.read_standings(folder).federations
     (line,) = (line for line in found.lines if line.row == "ditto")
     assert (line.chosen, line.scores) == (0, {})
     assert not any(place[0] == FINAL and place[2] == "ditto" for place in Ledger(ledger.board, folder).lines)
@@ -138,14 +142,14 @@ def test_clients_and_cost(table: dict[str, standings.Standing], tmp_path: Path) 
     assert table["fedprox"].hurt == {"local": pytest.approx(100 / 3), "fedavg": pytest.approx(200 / 3)}
     assert (table["ditto"].megabytes, table["ditto"].seconds, table["ditto"].reached) == (2, 1.5, 3)
     assert table["ditto"].trials == {0: 50, 1: 60}
-    drawn = standings.read(tmp_path / "leaderboard" / "made")
+    drawn = standings.read_standings(tmp_path / "leaderboard" / "made")
     assert drawn.runs == 25
     assert drawn.cost == pytest.approx(25 * 36 / 3600)
 
 
 def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     folder = recorded(tmp_path, {**SCORES, "ditto": SCORES["ditto"][:2]})
-    text = standings.markdown(standings.read(folder))
+    text = standings.standings_markdown(standings.read_standings(folder))
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
@@ -160,7 +164,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     file = folder / ARCHIVE
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(Damaged, match="git restore"):
-        standings.read(folder)
+        standings.read_standings(folder)
 
 
 def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,14 +181,14 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: py
         if place[2] == "local" or place[2:4] == ("fedrep", 0):
             line |= {"acc_on_val": "", "failure": "Diverged: training diverged in round 2"}
     ledger.save()
-    (found,) = standings.read(folder).federations
+    (found,) = standings.read_standings(folder).federations
     lines = {line.row: standings.cells(line, ["local", "fedavg"], 0) for line in found.lines}
     assert lines["ditto"] == ["ditto", "not run to its end", "-", "-", "50.0 → 50.0", "50.0 to 60.0", "0", *"----"]
     assert lines["local"] == ["local", "Diverged", *"---------"]
     assert lines["fedrep"][1] == "not run to its end", "one of its trials failed"
     assert next(reversed(lines)) == "local"
     assert {len(cells) for cells in lines.values()} == {len(standings.HEADINGS)}
-    assert conclude(ledger, "results") == INCOMPLETE
+    assert conclude_board(ledger, "results") == INCOMPLETE
     assert capsys.readouterr().err.splitlines() == [
         "incomplete: Diverged: training diverged in round 2: local in here",
         "incomplete: not run to its end: fedavg in here, ditto in here, fedrep in here and 1 more",
@@ -193,17 +197,17 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: py
 
 def test_what_is_missing_is_told_of_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger(board(SCORES), recorded(tmp_path, {**SCORES, "ditto": SCORES["ditto"][:2]}))
-    assert conclude(ledger, str(tmp_path)) == INCOMPLETE
+    assert conclude_board(ledger, str(tmp_path)) == INCOMPLETE
     assert "fedbench report" not in (said := capsys.readouterr()).out, "there is no table for a page"
     assert said.err == "incomplete: without a score: seeds 2: ditto in here\n"
-    assert conclude(ledger, "results", rows=["fedrep", "local"]) == OK
-    assert conclude(ledger, "results", seeds=[0, 1]) == OK
+    assert conclude_board(ledger, "results", rows=["fedrep", "local"]) == OK
+    assert conclude_board(ledger, "results", seeds=[0, 1]) == OK
     ledger.lines = {place: line for place, line in ledger.lines.items() if place[2] != "ditto"}
     ledger.save()
-    assert conclude(ledger, "results") == INCOMPLETE
+    assert conclude_board(ledger, "results") == INCOMPLETE
     assert capsys.readouterr().err == "incomplete: not run: ditto in here\n"
     with pytest.raises(ConfigError, match="has no rows yet"):
-        conclude(Ledger(board(SCORES), tmp_path / "none"), "results")
+        conclude_board(Ledger(board(SCORES), tmp_path / "none"), "results")
 
 
 def test_a_board_says_over_how_few_clients_a_mean_is() -> None:

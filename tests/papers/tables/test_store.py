@@ -10,7 +10,7 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
-from fedbench.papers import plan, render, spec, store
+from fedbench.papers import fill, plan, render, selection, spec, store
 from fedbench.papers.store import Cell, Provenance, TableResult
 from fedbench.papers.text import fewer_clients
 from fedbench.papers.verdict import verdict_of
@@ -19,7 +19,7 @@ from tests.papers.tables.toys import filled, value
 
 @pytest.fixture
 def table() -> TableResult:
-    loaded = spec.load("fedcollab_t1").only(rows=["Local", "FedAvg"], columns=["1"])
+    loaded = spec.load_spec("fedcollab_t1").only(rows=["Local", "FedAvg"], columns=["1"])
     column = loaded.columns[0].label
     cells = [
         Cell(row.label, column, metric.name, (1.5, math.nan), (0, 1), ("a", "b"), reason="seed 2: broke")
@@ -40,25 +40,25 @@ def test_a_todo_in_today_s_yaml_is_counted_and_voids_verdicts(tmp_path: Path, mo
     text = (groups.conf_dir().parent / "fedbench/cli/templates/table.yaml.txt").read_text()
     file.write_text(text.replace("NAME", "toy").replace("PAPER", "p").replace("NUMBER", "T1"))
     monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path)
-    selection = spec.Selection("toy")
-    store.save(tmp_path, filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}), [])
+    chosen = selection.Selection("toy")
+    store.save_table(tmp_path, filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}), [])
     for left in (text.count("TODO"), 1):
-        found = plan.provenance(spec.load("toy"), selection)
-        assert f"({left} TODO left in conf/table/toy.yaml)" in found.named(spec.load("toy"))
-        assert store.load_table(tmp_path).provenance.todo == left
+        found = plan.provenance(spec.load_spec("toy"), chosen)
+        assert f"({left} TODO left in conf/table/toy.yaml)" in found.named(spec.load_spec("toy"))
+        assert store.read_table(tmp_path).provenance.todo == left
         judged = filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}, made=found)
         assert verdict_of(judged, judged.cells[0]).text == "no verdict: the table's YAML says TODO"
         assert "No verdicts: the table's YAML says TODO." in render.draw_markdown(judged)
         file.write_text(f"{file.read_text().replace('TODO', '')}# TODO")
     file.write_text(file.read_text().replace("TODO", ""))
-    assert plan.provenance(spec.load("toy"), selection).is_paper_setting
+    assert plan.provenance(spec.load_spec("toy"), chosen).is_paper_setting
 
 
 def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_path: Path) -> None:
-    store.save(tmp_path / "tables" / "x", table, [{"row": "FedAvg", "score": 1.5}, {"row": "B", "acc": 2.0}])
-    ((name, folder),) = store.folders(tmp_path).items()
+    store.save_table(tmp_path / "tables" / "x", table, [{"row": "FedAvg", "score": 1.5}, {"row": "B", "acc": 2.0}])
+    ((name, folder),) = store.table_folders(tmp_path).items()
     assert name == "x"
-    back = store.load_table(folder)
+    back = store.read_table(folder)
     assert back.spec == table.spec
     assert back.provenance == MADE
     cell = back.cell("FedAvg", back.spec.columns[0].label, "acc")
@@ -67,28 +67,28 @@ def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_pa
     assert (cell.seeds, cell.keys, cell.reason) == ((0, 1), ("a", "b"), "seed 2: broke")
     assert cell.published is not None
     assert cell.published.text == "46.64 ± 0.12"
-    assert store.load_rows(folder)[1] == {"row": "B", "score": "", "acc": "2.0"}
+    assert store.read_rows(folder)[1] == {"row": "B", "score": "", "acc": "2.0"}
 
 
 def test_curves_and_matrices_come_back(table: TableResult, tmp_path: Path) -> None:
     curves = [{"row": "A", "round": 1, "acc_on_local": 12.5}]
-    store.save(tmp_path, table, [], curves, {"A|c|0": np.eye(3)}, {"A|c|0": np.array([50.0, 75.0])})
+    store.save_table(tmp_path, table, [], curves, {"A|c|0": np.eye(3)}, {"A|c|0": np.array([50.0, 75.0])})
     for _ in range(2):
-        assert store.load_rows(tmp_path, store.CURVES) == [{"row": "A", "round": "1", "acc_on_local": "12.5"}]
-        assert (store.load_arrays(tmp_path, store.MATRICES)["A|c|0"] == np.eye(3)).all()
-        assert store.load_arrays(tmp_path, store.CLIENTS)["A|c|0"].tolist() == [50.0, 75.0]
-        store.save(tmp_path, table)  # what is not given stays
+        assert store.read_rows(tmp_path, store.CURVES) == [{"row": "A", "round": "1", "acc_on_local": "12.5"}]
+        assert (store.read_arrays(tmp_path, store.MATRICES)["A|c|0"] == np.eye(3)).all()
+        assert store.read_arrays(tmp_path, store.CLIENTS)["A|c|0"].tolist() == [50.0, 75.0]
+        store.save_table(tmp_path, table)  # what is not given stays
     for name in (store.MATRICES, store.CLIENTS):
-        assert store.load_arrays(tmp_path / "nothing", name) == {}
-    assert store.load_rows(tmp_path / "nothing", store.CURVES) == []
+        assert store.read_arrays(tmp_path / "nothing", name) == {}
+    assert store.read_rows(tmp_path / "nothing", store.CURVES) == []
 
 
 def test_curves_are_thinned_to_their_ends() -> None:
     rounds = [{"round": str(i)} for i in range(1, 501)]
-    thin = plan.thinned(rounds)
-    assert len(thin) == plan.POINTS
+    thin = fill.thinned(rounds)
+    assert len(thin) == fill.POINTS
     assert (thin[0]["round"], thin[-1]["round"]) == ("1", "500")
-    assert plan.thinned(rounds[:7]) == rounds[:7]
+    assert fill.thinned(rounds[:7]) == rounds[:7]
 
 
 def test_a_table_at_another_setting_lies_below_the_published_one(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_table_at_another_setting_lies_below_the_published_one(tmp_path: Path)
         "t/a=2": Provenance(changed=("a=2",)),
         "t/b=_1_2_": Provenance(varied=("b=[1,2]",)),
     }
-    assert {name: store.folder_of(tmp_path, "t", each) for name, each in made.items()} == {
+    assert {name: store.folder_of_table(tmp_path, "t", each) for name, each in made.items()} == {
         name: tmp_path / "tables" / name for name in made
     }
 
@@ -109,22 +109,22 @@ def test_a_long_setting_keeps_what_can_be_read_and_a_hash_of_all(tmp_path: Path)
     changed = ("model=lenet5", "partition.num_clients=10", "partition.size=240", "protocol.rounds=20")
     fresh = Provenance(changed=(*changed, "protocol.optimizer.state=fresh"), varied=("partition_seed=null",))
     kept = Provenance(changed=changed, varied=("partition_seed=null",))
-    names = [store.folder_of(tmp_path, "t", made).name for made in (fresh, kept)]
+    names = [store.folder_of_table(tmp_path, "t", made).name for made in (fresh, kept)]
     assert names == [
         "model=lenet5-num_clients=10-size=240-rounds=20-afdefacb",
         "model=lenet5-num_clients=10-size=240-rounds=20-f1fade39",
     ]
-    long = store.folder_of(tmp_path, "t", Provenance(changed=("method.coalition=" + "1" * 99,))).name
+    long = store.folder_of_table(tmp_path, "t", Provenance(changed=("method.coalition=" + "1" * 99,))).name
     assert long.startswith("coalition=111")
     assert len(long) == 60
     fits = "a=" + "1" * 58
-    assert store.folder_of(tmp_path, "t", Provenance(changed=(fits,))).name == fits
+    assert store.folder_of_table(tmp_path, "t", Provenance(changed=(fits,))).name == fits
 
 
 def test_tables_are_found_by_name_in_order(table: TableResult, tmp_path: Path) -> None:
     for name in ("t_open", "t/quick", "t"):
-        store.save(tmp_path / "tables" / name, table)
-    assert store.folders(tmp_path) == {name: tmp_path / "tables" / name for name in ("t", "t/quick", "t_open")}
+        store.save_table(tmp_path / "tables" / name, table)
+    assert store.table_folders(tmp_path) == {name: tmp_path / "tables" / name for name in ("t", "t/quick", "t_open")}
     assert render.FilledTable.named("t/quick", tmp_path).table.provenance == MADE
 
 
@@ -133,7 +133,7 @@ def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / store.ARCHIVE).write_bytes(b"PK")
     with pytest.raises(FedbenchError, match=r"table\.zip"):
-        store.load_table(folder)
+        store.read_table(folder)
 
 
 def test_cells_over_fewer_clients_are_named(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_cells_over_fewer_clients_are_named(tmp_path: Path) -> None:
     made = filled({"A": [50.0, 60.0], "B": [50.0, 60.0]}, made=MADE)
     known = {("A", 0): [1, 2, 3], ("A", 1): [1, np.nan, 3], ("B", 0): [1, 2, 3], ("B", 1): [1, 2, 3]}
     clients = {store.place_of(row, "c", seed): np.array(each, float) for (row, seed), each in known.items()}
-    store.save(tmp_path, made, clients=clients)
-    loaded = store.load_table(tmp_path)
+    store.save_table(tmp_path, made, clients=clients)
+    loaded = store.read_table(tmp_path)
     assert loaded.fewer == {("A", "c"): (2, 3)}
     (said,) = fewer_clients(loaded)
     assert said.endswith("the fewest of a seed: A / c 2 of 3.")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fedbench.cli import program
 from fedbench.papers import spec, store
-from fedbench.papers.text import FILE, Judged, judged, table, tallies, words
+from fedbench.papers.summary import FILE, Judged, count_table, count_words, judged, tally_verdicts
 from tests.papers.report.toys import stored
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = store.folders(ROOT / "results")
+FOLDERS = store.table_folders(ROOT / "results")
 
 
 def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
@@ -24,7 +24,7 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         Judged("p", "kept", "partition_seed=0", ("k6",), "acc", "undecidable", False),
         Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
     ]
-    lines = [line.strip("| ").split(" | ") for line in table(found).splitlines()]
+    lines = [line.strip("| ").split(" | ") for line in count_table(found).splitlines()]
     assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
         "[a": [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         "[b": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
@@ -34,22 +34,25 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "p, partition_seed=0, 1 table, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
     }
     told = "2 equivalent from 1 row of runs, 1 different from 1 row; exploratory: 1 inconclusive from 1 row of runs"
-    assert words(found[:4]) == told
-    assert [words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different from 1 row of runs"]
+    assert count_words(found[:4]) == told
+    assert [count_words(each) for each in ([], found[-1:])] == [
+        "none",
+        "none; exploratory: 1 different from 1 row of runs",
+    ]
 
 
 def test_two_studies_of_one_configuration_are_two_rows() -> None:
     """FedCollab's Table 5: operations and parameters of two networks, whose run keys are the same."""
     folder = ROOT / "results" / "tables" / "fedcollab_t5"
-    (tally,) = tallies(judged({"a": store.load_table(folder)}))
-    assert words(tally.values) == "4 equivalent from 2 rows of runs"
+    (tally,) = tally_verdicts(judged({"a": store.read_table(folder)}))
+    assert count_words(tally.values) == "4 equivalent from 2 rows of runs"
 
 
 def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
     few = Judged("p", "b", "", ("k1", "k2"), "acc", "inconclusive", False)
     more = Judged("p", "a", "", ("k1", "k2", "k3"), "acc", "equivalent", False)
     for found in ([few, more], [more, few]):
-        (tally,) = tallies(found)
+        (tally,) = tally_verdicts(found)
         assert tally.values == (more,)
 
 
@@ -65,7 +68,7 @@ def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
 
 def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
     """If this fails: make tables, and bring the last lines into docs/verdicts.md."""
-    counted = table(judged({name: store.load_table(folder) for name, folder in FOLDERS.items()}))
+    counted = count_table(judged({name: store.read_table(folder) for name, folder in FOLDERS.items()}))
     assert counted in (ROOT / "results" / FILE).read_text(encoding="utf-8")
     told = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
     assert all(line in told for line in counted.splitlines() if "each value once" in line)
@@ -74,6 +77,6 @@ def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
 def test_notes_and_marks_are_those_of_today_s_yaml() -> None:
     """A filled table is judged by its YAML as it is, not by a copy of what it was."""
     folder = ROOT / "results" / "tables" / "fedcollab_t2"
-    today, filled = spec.load("fedcollab_t2"), store.load_table(folder).spec
+    today, filled = spec.load_spec("fedcollab_t2"), store.read_table(folder).spec
     assert all(getattr(filled, name) == getattr(today, name) for name in store.JUDGING)
     assert [row.exploratory for row in filled.rows] == [row.exploratory for row in today.rows]

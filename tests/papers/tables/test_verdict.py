@@ -11,7 +11,7 @@ from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.papers import render, spec, text, verdict
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
-from fedbench.papers.spec import Margin, Published, width
+from fedbench.papers.published import Margin, Published, width
 from fedbench.papers.store import Provenance, TableResult
 from fedbench.papers.text import Layout
 from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
@@ -266,7 +266,7 @@ def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path)
     with pytest.raises(UnknownName, match=r"row in group 'inside FedCollab' of table 'mine' '\*\+FedColab'"):
-        spec.load("mine")
+        spec.load_spec("mine")
 
 
 def test_a_mark_of_the_whole_table_names_what_it_marks() -> None:

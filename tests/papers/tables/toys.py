@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.papers import spec
-from fedbench.papers.boards import FINAL, Board, Federation, Ledger, Range, stages
-from fedbench.papers.spec import Published
+from fedbench.papers.boards import FINAL, Board, BoardFederation, Ledger, Range, stages
+from fedbench.papers.published import Published
 from fedbench.papers.store import Cell, Provenance, TableResult
 
 
@@ -40,7 +40,7 @@ def filled(
         Cell(row, column, metric, tuple(xs), tuple(range(len(xs))), published=(published or {}).get(row))
         for row, xs in values.items()
     ]
-    return TableResult(spec.parse({**content, **changes}), tuple(cells), made or Provenance())
+    return TableResult(spec.parse_spec({**content, **changes}), tuple(cells), made or Provenance())
 
 
 def board(scores: Mapping[str, Sequence[float]], **changes: Any) -> Board:
@@ -50,7 +50,7 @@ def board(scores: Mapping[str, Sequence[float]], **changes: Any) -> Board:
         "name": "made",
         "title": "Made by <hand>",
         "base": ("dataset=digits",),
-        "federations": (Federation("here", ("partition=homo",)),),
+        "federations": (BoardFederation("here", ("partition=homo",)),),
         "rate": Range(0.01, 0.1),
         "trials": 2,
         "rungs": (4,),

@@ -1,0 +1,149 @@
+"""Clients that no round meets (protocol.unseen): what a finished run has for them.
+
+To the run they do not exist. When it is over, the method's state is given rows for them, as `init` makes them, and
+the server sends as to any client; none of their rows enters what others receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedbench.core import trees
+from fedbench.core.errors import Diverged
+from fedbench.engine.contract import Client, Clock
+from fedbench.engine.hooks import NAMED, HookCaller, HookError
+from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import State, initial, scored_sets, tallies
+from fedbench.engine.trainer import Counts, on_host
+from fedbench.metrics import Tally
+
+ADAPTED = (1, 5)  # epochs of local adaptation after which they are scored, besides as received
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Scores of the unseen clients by moment (received, 1, 5) and test set, and in words what the method lacks."""
+
+    tallies: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
+    note: str = ""
+
+
+class Newcomers:
+    """The unseen clients of `whole`, whose other clients are those of `seen`."""
+
+    def __init__(self, whole: Setup, seen: Setup) -> None:
+        """The method begins with all clients: it refuses here, before training, one that it cannot serve."""
+        self.whole, self.seen = whole, seen
+        self.ids = torch.arange(seen.federation.clients, whole.federation.clients)
+        self._begun = [dict(zip(("server", "memory"), initial(each), strict=True)) for each in (seen, whole)]
+
+    @torch.no_grad()
+    def score(self, state: State) -> Unseen:
+        """Score them by the looped engine, whichever trained the run.
+
+        As received is left out where that model depends on what the client itself would have filled: rows of the state
+        that are as they began, while others' moved. Lending it the rows of others then changes the model. A moment at
+        which a client's model has no finite scores is left out too: the run, which is over, is not lost by that.
+        """
+        whole, clock, sets = self.whole, Clock(state.round, self.whole.protocol.rounds), scored_sets(self.whole)
+        try:
+            own, lent = (self._views(state, clock, lend=lend) for lend in (False, True))
+        except HookError as error:
+            if not isinstance(error.__cause__, IndexError):
+                raise
+            return Unseen(note="the server has no place for clients that it never met")
+        counts: dict[str, list[Counts]] = {"received": [], **{str(epochs): [] for epochs in ADAPTED}}
+        every: set[str] = set()
+        lacking: set[str] = set()
+        for client, view, other in zip(self.ids.tolist(), own, lent, strict=True):
+            kind = whole.kinds[int(whole.task.kind_of(torch.tensor([client])))]
+            call = HookCaller(whole.method, clock, [client])
+            model, changed = (
+                call("personal", whole.method.personal, call.client_view("personal", each)) for each in (view, other)
+            )
+            every |= model.keys()
+            lacking |= {name for name, leaf in model.items() if not torch.equal(leaf, changed[name])}
+            counts["received"].append(LoopedTrainer(kind).evaluate_one(client, view, sets, SharedScores()))
+            for epochs in ADAPTED:
+                counts[str(epochs)].append(_adapted(kind, client, view, epochs, sets))
+        notes = []
+        if lacking:
+            del counts["received"]
+            which = "the model" if lacking == every else ", ".join(sorted(lacking)[:NAMED])
+            more = f" and {len(lacking) - NAMED} more leaves" if NAMED < len(lacking) < len(every) else ""
+            notes.append(f"as received {which}{more} would be made of rows that only clients that took part have")
+        if given := sorted(set(state.memory) - set(self._begun[1]["memory"])):
+            notes.append(f"without {', '.join(given[:NAMED])}, which others were given in the preparation")
+        found: dict[str, Mapping[str, Tally]] = {}
+        for name, each in counts.items():
+            try:
+                found[name] = tallies(whole, on_host(stack_counts(each), self.ids, clock), self.ids)
+            except Diverged as error:  # noqa: PERF203 - three moments
+                notes.append(f"{name}: {str(error).partition(';')[0]}")
+        return Unseen(found, "; ".join(notes))
+
+    def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
+        """Each of them as its hooks see it, given what the server sends and the memory that clients begin with."""
+        whole, ids = self.whole, self.ids
+        cohort = replace(whole.cohort(ids, clock, "unseen"), served=self.seen.everyone)
+        # On the CPU, where a row that is not there raises an error instead of ending the device's work.
+        server = {name: self._rows("server", name, leaf.cpu(), lend=lend) for name, leaf in state.server.items()}
+        message = HookCaller(whole.method, clock, ids)("send", whole.method.send, server, cohort)
+        begun = [name for name in self._begun[1]["memory"] if name in state.memory]
+        memory = trees.take({name: self._rows("memory", name, state.memory[name], lend=lend) for name in begun}, ids)
+        placed, on_host = whole.federation.placed(message), trees.OnHost(message)
+        return [
+            whole.client(client, trees.row(placed, row), trees.row(memory, row), clock, on_host.row(row))
+            for row, client in enumerate(ids.tolist())
+        ]
+
+    def _rows(self, side: str, name: str, leaf: Tensor, *, lend: bool) -> Tensor:
+        """A leaf of the state with a place for all clients: it has as many axes of clients as it began with.
+
+        `lend`: in their places the rows of others that moved and differ.
+        """
+        first, fresh = (begun[side][name].to(leaf) if name in begun[side] else leaf for begun in self._begun)
+        if first.shape == fresh.shape or leaf.dim() != first.dim():
+            return leaf
+        if not all(each in (1, size) for each, size in zip(first.shape, leaf.shape, strict=True)):
+            return leaf
+        axes = [a != b for a, b in zip(first.shape, fresh.shape, strict=True)]
+        shape = [b if apart else size for apart, b, size in zip(axes, fresh.shape, leaf.shape, strict=True)]
+        rows = fresh.expand(shape).clone()
+        rows[tuple(map(slice, leaf.shape))] = leaf
+        if lend:
+            by_client, seen = rows.movedim(axes.index(True), 0), self.seen.federation.clients
+            moved = (leaf != first.expand(leaf.shape)).movedim(axes.index(True), 0).reshape(seen, -1).any(1)
+            kind = self.whole.task.kind_of(torch.arange(len(by_client))).to(leaf.device)
+            for client in self.ids.tolist():
+                other = (by_client[:seen] != by_client[client]).reshape(seen, -1).any(1)
+                lenders = (moved & other & (kind[:seen] == kind[client])).nonzero().flatten().tolist()
+                if lenders:
+                    by_client[client] = by_client[lenders[0]]
+        return rows
+
+
+def _adapted(setup: Setup, client: int, view: Client, epochs: int, score: Sequence[str]) -> Counts:
+    """Counts of a client's model after so many epochs of what its method does on it, from `start`.
+
+    That is the fine-tuning by which it is scored as received, if it has one that moves leaves, else its local training.
+    A stage of the training that is counted in iterations keeps them.
+    """
+    method, local, clock = setup.method, setup.protocol.local, view.clock
+    own = replace(setup, protocol=replace(setup.protocol, local=replace(local, epochs=epochs, iterations=None)))
+    view = replace(view, steps=torch.full_like(view.steps, own.steps(client)))
+    trainer, call = LoopedTrainer(own), HookCaller(method, clock, [client])
+    tuning = tuple(stage for stage in call("adapt", method.adapt, local, clock) if stage.moves)
+    stages = [
+        replace(stage, epochs=epochs, iterations=None) if tuning or stage.iterations is None else stage
+        for stage in tuning or call("stages", method.stages, local, clock)
+    ]
+    work = trees.clone(call("start", method.start, call.client_view("start", view)))
+    trainer.descend(client, work, view, stages, "unseen")
+    model = call("model", method.model, work, call.client_view("model", view))
+    return call("predict", trainer.count, client, model, score)

@@ -1,0 +1,212 @@
+"""What earlier calls left in a table's folder: values that still stand, and cells that other code made.
+
+A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline, are
+those that the cell has today, and the cell is still measured in the same way.
+
+A run is measured against the Local that lay beside it. Where that Local was gone and was run again for a later run,
+on a machine that rounds otherwise, the table shows the new one under the same run key; what was measured before is
+told by the accuracies of the clients (clients.npz), where they are kept.
+
+Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before
+code was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
+`another_local`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.core.errors import FedbenchError
+from fedbench.metrics import fairness
+from fedbench.papers import measures
+from fedbench.papers.selection import Selection, compose_cell
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.papers.store import (
+    ARCHIVE,
+    BASELINE,
+    CLIENTS,
+    CURVES,
+    MATRICES,
+    Arrays,
+    Cell,
+    Provenance,
+    TableResult,
+    place_of,
+    read_arrays,
+    read_rows,
+    read_table,
+)
+from fedbench.runs import fingerprint
+from fedbench.runs.config import from_plain
+
+LOCAL = "Local"  # why a cell is marked
+
+
+TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
+
+
+def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
+    """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
+    lines = [row for row in rows if not row["row"].endswith(BASELINE)]  # of a baseline no clients are kept
+    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in lines}
+    found = set()
+    for row in lines:
+        own, local = kept[row["key"]], kept.get(row.get("local_key") or "")
+        if own is None or local is None or not (row.get("ipr") and row.get("rsd")):
+            continue
+        fair = fairness(*(np.asarray(each, dtype=np.float64) / 100 for each in (own, local)))
+        recorded = float(row["ipr"]), float(row["rsd"])
+        if not np.allclose(recorded, (fair.ipr, fair.rsd), rtol=0, atol=TOLERANCE):
+            found.add(str(row["key"]))
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table as it was stored; nothing, if it never was."""
+
+    table: TableResult | None = None
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
+    curves: tuple[Mapping[str, str], ...] = ()
+    matrices: Arrays = field(default_factory=dict)  # of runs, by `place_of`
+    clients: Arrays = field(default_factory=dict)
+    # keys of the runs measured against another result of Local than the recorded
+    apart: frozenset[str] = frozenset()
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """The provenance of the stored table."""
+        return self.table.provenance if self.table else None
+
+    def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
+        """Return the seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
+
+    def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str) -> float | None:
+        """Return the metric of the run `key`, nan if censored; None if not recorded. `base`: see CellRuns.keys."""
+        for cell in self._cells(row, column):
+            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
+                place = cell.keys.index(key)
+                return cell.values[place] if base == (cell.baselines or cell.keys)[place] else None
+        return None
+
+    def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
+        """Return the thinned learning curve of a run, as stored."""
+        return [dict(p) for p in self.curves if (p["row"], p["column"], p["seed"]) == (row, column, str(seed))]
+
+    def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
+        """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        today = metric.measured(row, column)
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return False
+        return any(old.name == metric.name and _alike(old.measured(*stored), today) for old in self.table.spec.metrics)
+
+    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return []
+        if (stored[0].baseline, stored[0].study) != (row.baseline, row.study):  # what no run key covers
+            return []
+        return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
+
+
+def read_stored(folder: Path) -> StoredTable:
+    """Return what is stored in `folder`, which may be missing.
+
+    Raises:
+        FedbenchError: table.zip is there and unreadable.
+    """
+    if not (folder / ARCHIVE).is_file():
+        return StoredTable()
+    lines = read_rows(folder)
+    # A line as a result row: without the table's own columns, an empty field is None.
+    rows = {line["key"]: {k: text or None for k, text in line.items() if k not in ("row", "column")} for line in lines}
+    curves = tuple(read_rows(folder, CURVES))
+    matrices, clients = (read_arrays(folder, name) for name in (MATRICES, CLIENTS))
+    return StoredTable(read_table(folder), rows, curves, matrices, clients, another_local(lines, clients))
+
+
+def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
+    """Return whether a stored measure is today's, whichever of its defaults either writes out."""
+    if old == today:
+        return True
+    wanted = measures.build(today)
+    try:
+        return measures.build(old) == wanted
+    except FedbenchError:  # a measure, or a parameter, that there no longer is
+        return False
+
+
+def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
+    """Return the row and the column of a stored table that have these labels; None if it lacks one."""
+    rows = {each.label: each for each in spec.rows}
+    columns = {each.label: each for each in spec.columns}
+    if row.label not in rows or column.label not in columns:
+        return None
+    return rows[row.label], columns[column.label]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCounts:
+    """Runs behind the tables of a folder."""
+
+    runs: int = 0
+    changed: int = 0  # made by other code than today's
+    unknown: int = 0  # recorded before code was
+    apart: int = 0  # measured against another result of Local than the table's
+
+    def __add__(self, other: RunCounts) -> RunCounts:
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return RunCounts(*map(sum, zip(mine, others, strict=True)))
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return (
+            f"{self.runs} runs: {self.changed} made by other code than today's, "
+            f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
+        )
+
+
+def read_marked(folder: Path) -> tuple[TableResult, RunCounts]:
+    """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
+
+    Raises:
+        FedbenchError: a file of the table is damaged.
+    """
+    table, rows = read_table(folder), read_rows(folder)
+    apart = another_local(rows, read_arrays(folder, CLIENTS))
+    today = functools.cache(functools.partial(_today, table))
+    marks: dict[tuple[str, str], dict[str, None]] = {}  # in the order in which they are met
+    changed = 0
+    for row in rows:
+        code, (label, held, _) = row.get("code"), row["row"].partition(BASELINE)
+        parts = fingerprint.changed(code, now) if code and (now := today(row["row"], row["column"])) else []
+        changed += bool(parts)
+        parts = [f"{part} of the baseline" for part in parts] if held else parts
+        if found := [*parts, *([LOCAL] if row["key"] in apart else [])]:
+            marks.setdefault((label, row["column"]), {}).update(dict.fromkeys(found))
+    stale = {place: tuple(found) for place, found in marks.items()}
+    count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
+    return dataclasses.replace(table, stale=stale), count
+
+
+def _today(table: TableResult, row: str, column: str) -> str:
+    """Return hashes of today's code for a cell; "" if the cell can no longer be composed here."""
+    made = table.provenance
+    overrides = (*made.changed, *made.varied)
+    selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
+    try:
+        label, held, _ = row.partition(BASELINE)
+        chosen = table.spec.only([label], [column])
+        (line,), (place,) = chosen.rows, chosen.columns
+        own = line.baseline if held else (*line.overrides, *place.own(label))
+        _, plain = compose_cell(table.spec, place, own, selection)
+        return fingerprint.code_of(from_plain(plain))
+    except FedbenchError:  # a file of weights that is not here, a row that went
+        return ""

@@ -1,0 +1,141 @@
+"""How many published values of all filled tables have which verdict: verdicts.md beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbench.core.files import write_text
+from fedbench.core.markdown import markdown
+from fedbench.papers import store
+from fedbench.papers.store import TableResult
+from fedbench.papers.text import JUDGED_KINDS
+from fedbench.papers.verdict import NONE, verdict_of
+
+FILE = "verdicts.md"
+
+
+COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
+
+
+HEAD = """\
+# How many values have which verdict
+
+Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
+after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
+in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
+
+Values are not independent trials. Accuracy, IPR and RSD of a row are read off the same runs: they are one piece of
+evidence, so rows of runs are counted beside them. Rows share their seeds, and IPR and RSD the runs of Local.
+
+"""
+
+
+FOOT = "\nWritten by `python -m fedbench redraw results`, which trains nothing and keeps what stands below this line.\n"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One value with a verdict."""
+
+    paper: str
+    folder: str
+    setting: str  # what was varied of what the paper leaves open; "" if nothing
+    keys: tuple[str, ...]  # of its runs, with the study where one was made of them
+    metric: str
+    kind: str
+    exploratory: bool
+
+
+@dataclass(frozen=True)
+class VerdictTally:
+    """The values of a paper's tables at one setting, each once."""
+
+    paper: str
+    setting: str
+    tables: tuple[str, ...]  # names
+    values: tuple[Judged, ...]
+
+
+def write_summary(results: Path) -> None:
+    """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
+    if found := judged({name: store.read_table(folder) for name, folder in store.table_folders(results).items()}):
+        file = results / FILE
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        write_text(file, HEAD + count_table(found) + FOOT + before.partition(FOOT)[2])
+
+
+def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
+    """Return every value with a verdict in filled tables, which are given by their names."""
+    found = []
+    for folder, filled in tables.items():
+        setting = " ".join(filled.provenance.varied)
+        studies = {row.label: row.study for row in filled.spec.rows}
+        for cell in filled.cells:
+            verdict = verdict_of(filled, cell)
+            if verdict.kind != NONE:
+                place = (filled.spec.paper, folder, setting)
+                keys = tuple(f"{studies[cell.row]}{key}" for key in cell.keys)
+                found.append(Judged(*place, keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
+    return found
+
+
+def tally_verdicts(found: Sequence[Judged]) -> list[VerdictTally]:
+    """Return one for all tables of a paper with the same setting that hold values not exploratory."""
+    confirmed = [each for each in found if not each.exploratory]
+    made = []
+    for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
+        tables = [each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)]
+        once = _once([each for each in found if each.folder in tables])
+        made.append(VerdictTally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
+    return made
+
+
+def _once(found: Sequence[Judged]) -> list[Judged]:
+    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
+    kept: list[Judged] = []
+    for each in sorted(found, key=lambda each: -len(each.keys)):
+        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def parted(found: Sequence[Judged]) -> list[list[Judged]]:
+    """Return the values that are not exploratory, and those that are."""
+    return [[each for each in found if each.exploratory == exploratory] for exploratory in (False, True)]
+
+
+def rows_of(found: Sequence[Judged]) -> int:
+    """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
+    return len({each.keys for each in found})
+
+
+def count_words(found: Sequence[Judged]) -> str:
+    """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
+    confirmed, exploratory = map(_phrase, parted(found))
+    return (confirmed or "none") + (f"; exploratory: {exploratory}" if exploratory else "")
+
+
+def _phrase(found: Sequence[Judged]) -> str:
+    of = {kind: [each for each in found if each.kind == kind] for kind in JUDGED_KINDS}
+    told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
+    return ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
+
+
+def count_table(found: Sequence[Judged]) -> str:
+    """Return a line a table, and one for each tally."""
+    lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
+    for folder in dict.fromkeys(each.folder for each in found):
+        counted = _count_cells([each for each in found if each.folder == folder])
+        lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
+    for each in tally_verdicts(found):
+        label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
+        lines.append([label.replace(" 1 tables", " 1 table"), *_count_cells(each.values)])
+    return markdown(lines)
+
+
+def _count_cells(found: Sequence[Judged]) -> list[str]:
+    counts = [(own, Counter(each.kind for each in own)) for own in parted(found)]
+    return [str(n) for own, kinds in counts for n in (len(own), rows_of(own), *map(kinds.__getitem__, JUDGED_KINDS))]
