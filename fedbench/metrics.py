@@ -211,6 +211,7 @@ class Reported:
 
     tally: Tally
     rounds: NDArray[np.int64]
+    places: NDArray[np.int64]  # [k, N], those of the rounds among the tallies that were given
 
 
 def report(
@@ -258,7 +259,7 @@ def report(
     known = [tally.calibration for tally in test if tally.calibration is not None]
     if len(known) == len(test):
         summed.append(np.take_along_axis(np.stack(known), picked[:, :, None], axis=0).sum(axis=0))
-    return Reported(Tally(*summed), np.asarray(rounds, dtype=np.int64)[picked])
+    return Reported(Tally(*summed), np.asarray(rounds, dtype=np.int64)[picked], picked)
 
 
 def _best_val(val: Sequence[Tally], average: str, per_client: bool, clients: int) -> NDArray[np.int64]:

@@ -25,8 +25,8 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.preparation import EnginePreparation
 from fedbench.engine.setup import Setup
 from fedbench.methods.parts import simplex
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "evidence"
 Line = dict[str, object]

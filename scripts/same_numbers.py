@@ -34,9 +34,8 @@ from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.hardware import pick_trainer
-from fedbench.runs import fingerprint
+from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve, run_key
-from fedbench.runs.execution import build
 from fedbench.testing.checks import everything
 from fedbench.testing.toys import simulate
 
@@ -92,7 +91,7 @@ def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
         FedbenchError: the settings do not go together.
     """
     run = resolve(within_reach(overrides))
-    setup = build(run)
+    setup = execution.set_up(run, *execution.split_data(run)).seen
     digest = hashlib.sha256()
     for name, leaf in sorted(everything(simulate(setup, pick_trainer(setup, run.hardware))).items()):
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())

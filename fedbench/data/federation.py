@@ -218,6 +218,10 @@ class Federation:
         labels = self.y.index_select(0, indices.reshape(-1)).view(indices.shape)
         return self._stored(indices).sub_(self.offset).mul_(self.inverse), labels
 
+    def normalised(self, x: Tensor) -> Tensor:
+        """Samples x [n, ...] that are none of the data set's, but in its units, as networks read them."""
+        return x.to(self.device, self.dtype).sub(self.offset).mul_(self.inverse)
+
     def unit(self, indices: Tensor) -> Tensor:
         """Samples `indices` [...] in the data set's own units divided by its scale: pixels in [0, 1]."""
         return self._stored(indices).div_(self.scale)

@@ -91,13 +91,7 @@ class History:
         models were scored after training too, they compete as candidates of their own for a best round.
         """
         with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
-        moments = (TRAINED, "") if rule.startswith("best") else ("",)
-        candidates = [
-            (record, moment)
-            for record in self._records
-            for moment in moments
-            if all(moment + name in record.tallies for name in (test_set, *[VALIDATION] * with_val))
-        ]
+        candidates = self.candidates(test_set, rule)
         return report(
             rule,
             [record.round for record, _ in candidates],
@@ -106,6 +100,17 @@ class History:
             average,
             per_client and test_set != COMMON,
         )
+
+    def candidates(self, test_set: str, rule: str) -> list[tuple[Record, str]]:
+        """What `rule` reads `test_set` off, see `report`: records, each with the moment before the set's name."""
+        with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
+        moments = (TRAINED, "") if rule.startswith("best") else ("",)
+        return [
+            (record, moment)
+            for record in self._records
+            for moment in moments
+            if all(moment + name in record.tallies for name in (test_set, *[VALIDATION] * with_val))
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict an evaluated round; percent: acc_on_<set> (client mean) and acc_on_<set>_pooled."""

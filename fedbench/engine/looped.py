@@ -99,13 +99,8 @@ class LoopedTrainer(Engine):
 
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
         """Local work of one client; trees and results without a client axis, not checked yet (see `synchronize`)."""
-        setup, method = self.setup, self.setup.method
-        call = HookCaller(method, view.clock, [client])
-        with torch.no_grad():
-            work = trees.clone(call("start", method.start, call.client_view("start", view)))
-        stages = call("stages", method.stages, setup.protocol.local, view.clock)
-        view = replace(view, optimizers=trees.clone(view.optimizers))  # which move in place
-        losses = self.descend(client, work, view, stages, "batches")
+        method, call = self.setup.method, HookCaller(self.setup.method, view.clock, [client])
+        work, view, losses = self._worked(client, view)
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
         kept = {**kept, **trees.join(**{KEPT: view.optimizers})}
@@ -116,19 +111,39 @@ class LoopedTrainer(Engine):
             model = call("model", method.model, work, call.client_view("model", view))
         return Outcome(upload, kept, loss, call("predict", self.count, client, model, score))
 
+    def _worked(self, client: int, view: Client) -> tuple[Tree, Client, list[Tensor]]:
+        """(what the client's local training made, the client with its optimisers after it, losses of its steps)."""
+        setup, method = self.setup, self.setup.method
+        call = HookCaller(method, view.clock, [client])
+        with torch.no_grad():
+            work = trees.clone(call("start", method.start, call.client_view("start", view)))
+        stages = call("stages", method.stages, setup.protocol.local, view.clock)
+        view = replace(view, optimizers=trees.clone(view.optimizers))  # which move in place
+        return work, view, self.descend(client, work, view, stages, "batches")
+
     def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: SharedScores) -> Counts:
         """Scores of one client's personal model as received; `known` lives as long as message and memory."""
+        call = HookCaller(self.setup.method, view.clock, [client])
+        return call("predict", self.count, client, self.received(client, view), score, known)
+
+    @torch.no_grad()
+    def received(self, client: int, view: Client) -> Tree:
+        """One client's personal model as received."""
         setup, method = self.setup, self.setup.method
         call = HookCaller(method, view.clock, [client])
         stages = call("adapt", method.adapt, setup.protocol.local, view.clock)
-        with torch.no_grad():
-            if not stages:
-                model = call("personal", method.personal, call.client_view("personal", view))
-            else:
-                work = trees.clone(call("start", method.start, call.client_view("start", view)))
-                self.descend(client, work, view, stages, "adapt")
-                model = call("model", method.model, work, call.client_view("model", view))
-        return call("predict", self.count, client, model, score, known)
+        if not stages:
+            return call("personal", method.personal, call.client_view("personal", view))
+        work = trees.clone(call("start", method.start, call.client_view("start", view)))
+        self.descend(client, work, view, stages, "adapt")
+        return call("model", method.model, work, call.client_view("model", view))
+
+    @torch.no_grad()
+    def trained(self, client: int, view: Client) -> Tree:
+        """One client's model after its local training."""
+        method, call = self.setup.method, HookCaller(self.setup.method, view.clock, [client])
+        work, view, _ = self._worked(client, view)
+        return call("model", method.model, work, call.client_view("model", view))
 
     @torch.enable_grad()
     def descend(self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str) -> list[Tensor]:
@@ -201,10 +216,7 @@ class LoopedTrainer(Engine):
     def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
         """Counts of `model` on each of several sets of samples, given by their indices."""
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
-        model = dict(model)
-        lay_out(model, self.filters)
-        convolves = any(leaf.dim() == 4 for leaf in model.values())
-        at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
+        model, at_once = self._laid_out(model)
         counts: dict[KeyT, Counted] = {}
         calibration = self.setup.protocol.test.calibration
         for name, samples in sets.items():
@@ -214,6 +226,23 @@ class LoopedTrainer(Engine):
                 each.append(count_correct(method.predict(model, x, task), y, task.classes, calibration=calibration))
             counts[name] = total(each, self.setup.counted, federation.device)
         return counts
+
+    @torch.no_grad()
+    def predict(self, model: Tree, x: Tensor) -> Tensor:
+        """What the method predicts with `model` for normalised samples x [n, ...]: scores [n, K]."""
+        model, at_once = self._laid_out(model)
+        method, task = self.setup.method, self.setup.task
+        if not len(x):
+            return x.new_zeros(0, task.classes)
+        return torch.cat([method.predict(model, part, task) for part in x.split(at_once)])
+
+    def _laid_out(self, model: Tree) -> tuple[Tree, int]:
+        """(`model` with its leaves laid out for scoring, the samples of a forward pass)."""
+        model = dict(model)
+        lay_out(model, self.filters)
+        convolves = any(leaf.dim() == 4 for leaf in model.values())
+        on_cpu = self.setup.federation.device.type == "cpu"
+        return model, CONVOLVED_BATCH if convolves and on_cpu else EVALUATION_BATCH
 
 
 def moved(stage: Stage, work: Tree, task: Task) -> list[str]:

@@ -61,7 +61,7 @@ class Newcomers:
         every: set[str] = set()
         lacking: set[str] = set()
         for client, view, other in zip(self.ids.tolist(), own, lent, strict=True):
-            kind = whole.kinds[int(whole.task.kind_of(torch.tensor([client])))]
+            kind = whole.kind_of(client)
             call = HookCaller(whole.method, clock, [client])
             model, changed = (
                 call("personal", whole.method.personal, call.client_view("personal", each)) for each in (view, other)

@@ -137,6 +137,10 @@ class Setup:
         """The setup of each kind of client: this one, where all are alike."""
         return self.parts or (self,)
 
+    def kind_of(self, client: int) -> Setup:
+        """The setup of the kind of `client`."""
+        return self.kinds[int(self.task.kind_of(torch.tensor([client])))]
+
     @property
     def seen(self) -> Setup:
         """The setup of the clients that rounds may meet: all but the last `protocol.unseen`.
@@ -252,7 +256,7 @@ class Setup:
         `on_host`: the message on the CPU, for `draw`.
         """
         if self.parts:
-            kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
+            kind = self.kind_of(client)
             return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, on_host)
         return Client(
             self.task,

@@ -24,6 +24,15 @@ from fedbench.engine.looped import moved
 from fedbench.engine.optim import KEPT, kept_leaves
 from fedbench.engine.preparation import EnginePreparation
 from fedbench.engine.recording import Recorder, RoundContext
+from fedbench.engine.scored_models import (
+    Sources,
+    compact,
+    noted,
+    nothing_known,
+    reported_now,
+    restored,
+    sources_of,
+)
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
 from fedbench.metrics import PARTS, Tally, weighted
@@ -130,6 +139,8 @@ class State:
     scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     history: History = field(default_factory=History)
+    trained: Sources = field(default_factory=dict)  # of each client's model after its latest local training; {}: unkept
+    scored: Sources = field(default_factory=dict)  # of the models whose numbers would be reported now
 
 
 def save_state(path: Path, state: State, key: str) -> None:
@@ -154,8 +165,8 @@ def load_state(path: Path, key: str, device: torch.device) -> State:
 
 
 def models(state: State) -> Tree:
-    """The server's state and every client's memory [N, ...], whole."""
-    return trees.join(server=state.server, memory=state.memory)
+    """The server's state, every client's memory [N, ...], and what the scored models were made of."""
+    return trees.join(server=state.server, memory=state.memory, scored=compact(state.scored))
 
 
 def pack(state: State) -> tuple[Tree, dict[str, Any]]:
@@ -171,6 +182,7 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     memory = state.memory.state()
     optimizers = state.optimizers.state() if state.optimizers else {}
     parts = {"server": state.server, "memory": memory, "optimizers": optimizers, "scores": scores, "arrays": arrays}
+    parts |= {"trained": compact(state.trained), "scored": compact(state.scored)}
     tree = {**trees.join(**parts), **history}
     meta = {
         "clients": state.memory.clients,
@@ -202,11 +214,35 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
         },
         arrays={name: leaf.numpy() for name, leaf in trees.part(tree, "arrays").items()},
         history=History.restore(tree, meta["history"]),
+        trained=restored(trees.part(tree, "trained"), clients),
+        scored=restored(trees.part(tree, "scored"), clients),
     )
+
+
+# What each client would be sent now, to be scored.
 
 
 EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored, ...
 EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this
+
+
+def scored_together(setup: Setup, state: State) -> tuple[Tensor, ...]:
+    """All clients in the groups that are sent messages at once to be scored: ids [C] each."""
+    at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
+    return tuple(setup.everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))))
+
+
+@torch.no_grad()
+def received(setup: Setup, state: State, ids: Tensor) -> tuple[Tree, Tree]:
+    """(message, memory) of the clients `ids` [C], one of those groups, as they are scored now: leaves [C, ...]."""
+    cohort = setup.cohort(ids, Clock(state.round, setup.protocol.rounds), "evaluate")
+    return message_to(setup, state, cohort), state.memory.take(ids)
+
+
+def message_to(setup: Setup, state: State, cohort: Cohort) -> Tree:
+    """What the server sends to the clients of a cohort [C, ...]."""
+    method = setup.method
+    return HookCaller(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
 
 
 class Simulation:
@@ -218,19 +254,24 @@ class Simulation:
         trainer: Trainer,
         observer: Observer | None = None,
         recorders: Sequence[Recorder] = (),
+        *,
+        keeps_sources: bool = False,
     ) -> None:
-        """`observer` is told of phases and records."""
+        """`observer` is told of phases and records; `keeps_sources`: of the scored models, see `scored_models`."""
         self.observer = observer or Observer()
         self._phase = ""
         self.setup = setup
         self.trainer = trainer
         self.recorders = recorders
+        self.keeps_sources = keeps_sources
 
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup = self.setup
         server, memory = initial(setup)
         state = State(server, self._memory(memory), self._memory({}))
+        if self.keeps_sources:
+            state.trained = nothing_known(setup.federation.clients)
         self.prepare(state)
         state.optimizers = self._memory(self._optimizers(state))
         if setup.protocol.score != "trained":
@@ -248,7 +289,7 @@ class Simulation:
             return {}
         kinds = setup.task.kind_of(setup.everyone).tolist()
         cohort = setup.cohort(torch.tensor([kinds.index(kind) for kind in sorted(set(kinds))]), Clock(0, rounds))
-        message, memory = self._message(state, cohort), state.memory.take(cohort.ids)
+        message, memory = message_to(setup, state, cohort), state.memory.take(cohort.ids)
         leaves: Tree = {}
         for row, client in enumerate(cohort.ids.tolist()):
             view = setup.client(client, trees.row(message, row), trees.row(memory, row), cohort.clock)
@@ -284,6 +325,9 @@ class Simulation:
         if after_training:
             fresh = tallies(setup, outcome.counts, ids)
             state.scores |= latest(state.scores, fresh, ids, setup.federation.clients)
+            if state.trained:
+                fresh_sources = sources_of(message, memory, clock, len(ids), trained=True)
+                state.trained = noted(state.trained, ids, fresh_sources, setup.federation.clients)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -316,7 +360,7 @@ class Simulation:
     def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:
         """(message, memory) of the cohort's clients [C, ...]."""
         with self.timed(state.seconds, "server"):
-            message = self._message(state, cohort)
+            message = message_to(self.setup, state, cohort)
             memory = state.memory.take(cohort.ids) | trees.join(**{KEPT: state.optimizers.take(cohort.ids)})
         state.bytes_down += self.setup.traffic(message, cohort.ids)
         return message, memory
@@ -347,10 +391,6 @@ class Simulation:
         for recorder in due:
             state.arrays = recorder.added(state.arrays, moment)
 
-    def _message(self, state: State, cohort: Cohort) -> Tree:
-        method = self.setup.method
-        return HookCaller(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
-
     # ---- scoring
 
     def _due(self, completed: int) -> bool:
@@ -364,32 +404,49 @@ class Simulation:
         """Score every client's personal model as received, and the global model where there is one."""
         setup = self.setup
         clock = Clock(state.round, setup.protocol.rounds)
-        at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
         sets = scored_sets(setup, state.round)
-        everyone = setup.everyone
         with self.timed(state.seconds, "evaluate"):
             parts = [
-                self._score_some(state, ids, clock, sets)
-                for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
+                self.trainer.evaluate(ids, *received(setup, state, ids), clock, sets)
+                for ids in scored_together(setup, state)
             ]
             counts = {
                 name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts])) for name in sets
             }
-            scores = tallies(setup, counts, everyone)
+            scores = tallies(setup, counts, setup.everyone)
             if setup.protocol.test.whole and sets != (VALIDATION,):
                 method = setup.method
                 model = HookCaller(method, clock, ())("common", method.common, state.server, setup.task)
                 scores |= {} if model is None else {"common": common_tally(setup, model, clock)}
         return scores
 
-    def _score_some(self, state: State, ids: Tensor, clock: Clock, sets: Sequence[str]) -> Counts:
-        message = self._message(state, self.setup.cohort(ids, clock, "evaluate"))
-        return self.trainer.evaluate(ids, message, state.memory.take(ids), clock, sets)
-
     def _record(self, state: State, scores: dict[str, Tally], loss: float) -> None:
         record = Record(state.round, scores, state.bytes_up, state.bytes_down, dict(state.seconds), loss)
         state.history.add(record)
+        if state.trained:
+            self._keep_sources(state)
         self.observer.record(record)
+
+    def _keep_sources(self, state: State) -> None:
+        """Note what the models are made of whose numbers would now be reported.
+
+        Not of models as received after the last round, which are made of the final state; nor for a mean of rounds.
+        """
+        setup, protocol = self.setup, self.setup.protocol
+        last = protocol.report == "last"
+        if protocol.report == "mean_last_5" or (last and (protocol.score == "received" or not self.done(state))):
+            return
+        now, after = reported_now(state.history, protocol.report, protocol.average, per_client=protocol.per_client)
+        has_trained = state.trained["round"] >= 0  # others compete with their model as received
+        after = has_trained & (after | torch.tensor(protocol.score == "trained"))
+        clients, clock = setup.federation.clients, Clock(state.round, protocol.rounds)
+        for ids in scored_together(setup, state):
+            if protocol.score != "trained" and (chosen := (now & ~after)[ids]).any():
+                found = sources_of(*received(setup, state, ids), clock, len(ids), trained=False)
+                state.scored = noted(state.scored, ids[chosen], trees.rows(found, chosen), clients)
+        chosen = (now & after).nonzero().flatten()
+        if len(chosen):
+            state.scored = noted(state.scored, chosen, trees.take(state.trained, chosen), clients)
 
     @contextmanager
     def timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:

@@ -28,8 +28,8 @@ from fedbench.engine.simulation import scored_sets
 from fedbench.engine.timing import EngineCandidate, time_engines
 from fedbench.methods.fedavg import FedAvg
 from fedbench.papers.plan import Job, Plan, of_runs
+from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig
-from fedbench.runs.execution import build
 from fedbench.runs.fingerprint import machine
 from fedbench.runs.progress import amount, human_bytes, rough_seconds
 

@@ -28,8 +28,8 @@ from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.papers.figure_plan import FigurePlan
 from fedbench.papers.plan import Job
+from fedbench.runs.building import build, set_up, split_data
 from fedbench.runs.config import RunConfig
-from fedbench.runs.execution import build, set_up, split_data
 
 Arrays = dict[str, np.ndarray]
 Grid = list[list[list[Job]]]  # [R][C][S]

@@ -35,8 +35,8 @@ from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.parts import features, mixing
 from fedbench.models.layers import GlobalMean
+from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, from_plain
-from fedbench.runs.execution import build
 from fedbench.runs.fingerprint import load_data
 
 # Operations and parameters of networks, counted (FedCollab, Table 5).

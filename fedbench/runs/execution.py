@@ -16,20 +16,21 @@ from fedbench.core.errors import CheckpointError, FedbenchError, Stale
 from fedbench.core.files import as_csv, as_json, as_npz, wait_while_in_use, write_text
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
-from fedbench.data.partition import Partition, make_partition
+from fedbench.data.partition import Partition
 from fedbench.engine import simulation as states
-from fedbench.engine.hardware import check_memory, pick_device, pick_trainer, set_threads, stacked_engine
+from fedbench.engine.hardware import pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.newcomers import Newcomers, Unseen
 from fedbench.engine.recording import Arrays, check
-from fedbench.engine.setup import Setup, assemble
+from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, fairness
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
+from fedbench.runs.building import set_up, split_data
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.fingerprint import environment, versions
 from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
@@ -230,7 +231,7 @@ def experiment(
     trainer = pick_trainer(setup, run.hardware)
     trainer = trainer if make_proxy is None else make_proxy(trainer)
     try:
-        simulation = Simulation(setup, trainer, observer, run.recorders)
+        simulation = Simulation(setup, trainer, observer, run.recorders, keeps_sources=run.settings.save_models)
         saved_state = load_checkpoint(run, key, folder, setup)
         describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
         if saved_state is None:
@@ -261,24 +262,6 @@ def experiment(
         return write(run, key, folder, setup, partition, state, local, local_key, unseen)
     finally:
         trainer.close()
-
-
-def build(run: RunConfig) -> Setup:
-    """Return the setup of a run that nobody executes: data, network and method, checked against each other."""
-    return set_up(run, *split_data(run)).seen
-
-
-def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
-    """Return a run's samples, and whose they are."""
-    dataset = fingerprint.load_data(run.dataset)
-    return dataset, make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-
-
-def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
-    """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
-    device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
-    check_memory(run.model, dataset, device)
-    return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
 
 
 def check_rounds(run: RunConfig, setup: Setup) -> None:

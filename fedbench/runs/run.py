@@ -48,8 +48,10 @@ from fedbench.runs.progress import COLUMNS, decimals, human_bytes, human_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
 
     from fedbench.core.trees import Tree
+    from fedbench.runs.building import Prediction, ScoredModels
 
 
 SHOWN = ("dataset", "partition", "model", "protocol", "seed")  # of the row, above the metrics
@@ -134,6 +136,8 @@ class Run:
     def models(self) -> Tree:
         """The final state of server and clients as tensors, by leaf: `server/...` and `memory/...` [N, ...].
 
+        And under `scored/...` what `predict` makes the scored models of, where these are others.
+
         Raises:
             FedbenchError: they were not kept.
         """
@@ -142,6 +146,24 @@ class Run:
         if not (self.folder / MODEL).is_file():
             raise FedbenchError(f"{self.folder} kept no models; run it again with save_models=true and force=true")
         return checkpoint.read_checkpoint(self.folder / MODEL)[0]
+
+    @cached_property
+    def _scored_models(self) -> ScoredModels:
+        from fedbench.runs.building import ScoredModels
+
+        return ScoredModels(self.config, self.row, self.models)
+
+    def predict(self, client: int, x: ArrayLike | None = None) -> Prediction:
+        """What the model of `client` predicts whose accuracy is in `clients`: of its test samples, or of samples `x`.
+
+        It is what the protocol scores and reports (`protocol.score`, `protocol.report`), adapted as before it was
+        scored. `x` [n, ...] are in the units of the data set, shaped as its samples.
+
+        Raises:
+            FedbenchError: it was made without save_models=true, its accuracies are of no one model, or its data are
+                not here.
+        """
+        return self._scored_models.predict(client, x)
 
     def column(self, name: str) -> float:
         """Return a column of the row as a number.

@@ -21,8 +21,8 @@ from fedbench.methods.parts.features import complementarity
 from fedbench.methods.parts.mixing import cosines, project
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.small import LeNet5
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 
 FEATURES, RANK, CLASSES = 84, 3, 10  # LeNet5's representation, FedSaC's k
 PARAMETERS = 62_006  # LeNet5

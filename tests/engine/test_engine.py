@@ -32,8 +32,8 @@ from fedbench.methods.local import Local
 from fedbench.models.layers import BatchNorm
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, Task
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import plain_fedavg, torch_optimizer
 from tests.helpers.tiers import tiered

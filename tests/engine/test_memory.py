@@ -41,7 +41,7 @@ from fedbench.models import MODELS
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model
 from fedbench.models.vision import Vision
-from fedbench.runs import execution
+from fedbench.runs import building
 from tests.helpers.runs import config
 from tests.methods.toys import federation, setup
 
@@ -189,7 +189,7 @@ def test_the_bytes_of_a_network_are_known_before_it_is_built(name: str) -> None:
 def test_a_network_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
     run = config(tmp_path, "model=mlp", "model.hidden=[10000000,10000000]")
     with pytest.raises(ConfigError, match=r"takes at least 2,0\d\d,\d{3}\.\d GB for inputs of .*\[1, 8, 8\]"):
-        execution.build(run)
+        building.build(run)
 
 
 def test_free_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:

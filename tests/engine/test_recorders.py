@@ -21,7 +21,7 @@ from fedbench.methods.ifca import IFCA
 from fedbench.methods.parts import features
 from fedbench.models.small import LeNet5
 from fedbench.recorders import RECORDERS, kernel, outputs, parse
-from fedbench.runs import execution
+from fedbench.runs import building, execution
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.folder import ARRAYS, files_of
 from tests.helpers.pair import pair
@@ -46,7 +46,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> RoundContext:
             return {}
 
     run = config(tmp_path_factory.mktemp("runs"), "method=fedavg", "protocol.rounds=2", "protocol.cohort=3")
-    setup = execution.build(run)
+    setup = building.build(run)
     simulation = execution.Simulation(setup, execution.pick_trainer(setup, run.hardware), recorders=[Spy()])
     state = simulation.begin()
     while not simulation.done(state):
@@ -286,7 +286,7 @@ def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -
     assert np.isfinite(overall).all()
     assert overall.std() > 0
     server = trees.part(checkpoint.read_checkpoint(folder / "model.safetensors")[0], "server")
-    setup = execution.build(run)
+    setup = building.build(run)
     data, names = setup.federation, setup.task.parameters | setup.task.buffers
     tests = [data.gather(each) for each in (data.global_test, *(data.indices("local", k) for k in range(4)))]
     for alpha, *accuracies in zip(points[:9], overall, *local.T, strict=False):

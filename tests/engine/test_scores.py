@@ -26,8 +26,9 @@ from fedbench.engine.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build, execute
+from fedbench.runs.execution import execute
 from tests.engine.toys import trainers
 from tests.methods.toys import federation, gap, setup, simulate
 

@@ -32,8 +32,8 @@ from fedbench.engine.simulation import Simulation
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.per_kind import PerKind
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 
 LOOPED = HardwareConfig(engine="looped", device="cpu")
 

@@ -40,8 +40,8 @@ from fedbench.engine.workers import (
     unplain,
 )
 from fedbench.methods.fedavg import FedAvg
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 
 CLOCK = Clock(0, 2)
 

@@ -13,8 +13,8 @@ from fedbench.core import trees
 from fedbench.core.errors import DataMissing
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build
 from tests.helpers.tiers import tiered
 from tests.methods.toys import models
 

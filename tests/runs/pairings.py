@@ -14,7 +14,7 @@ from fedbench.config import compose, groups
 from fedbench.core import rng, trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.runs import execution
+from fedbench.runs import building
 from fedbench.runs.config import from_plain, resolve
 from tests.helpers.labelled_formats import write_labelled
 from tests.models.scratch import VISION
@@ -85,8 +85,8 @@ def trains(
         "protocol": {**base, "local": {"iterations": 1, "batch_size": 13}, **protocol},
     }
     run = from_plain(plain)
-    data, split = execution.split_data(run)
-    setup, made = execution.set_up(run, data, split), run.model.dealt(split)[0]
+    data, split = building.split_data(run)
+    setup, made = building.set_up(run, data, split), run.model.dealt(split)[0]
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(0, "init"))
     ids = torch.tensor([0, len(made) - 1])
     clock = Clock(0, 1)

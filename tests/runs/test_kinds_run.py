@@ -16,8 +16,9 @@ from fedbench.data.partition import Partition
 from fedbench.engine.recording import check
 from fedbench.papers import spec
 from fedbench.recorders import RECORDERS, parse
+from fedbench.runs.building import build, split_data
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.execution import build, execute, execute_batched, split_data
+from fedbench.runs.execution import execute, execute_batched
 from tests.helpers.labelled_formats import LABELLED
 
 TWO = [

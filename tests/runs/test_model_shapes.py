@@ -12,7 +12,7 @@ from fedbench.core import rng
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.runs import execution
+from fedbench.runs import building
 from fedbench.runs.config import from_plain
 from tests.helpers.tiers import tiered
 from tests.runs.pairings import CLASSES, SMALLEST, VISION, from_scratch, option, options, surroundings, trains
@@ -105,7 +105,7 @@ def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> 
         "method": chosen,
         "protocol": {**option("protocol", "quick"), "rounds": 1, "local": {"iterations": 1, "batch_size": 4}},
     }
-    setup = execution.build(from_plain(plain))
+    setup = building.build(from_plain(plain))
     simulation = Simulation(setup, LoopedTrainer(setup))
     with pytest.raises(FedbenchError, match="one vector an image"):
         simulation.step(simulation.begin())

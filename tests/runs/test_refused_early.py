@@ -15,8 +15,9 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.trial import check_cuts
+from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import build, execute
+from fedbench.runs.execution import execute
 from tests.helpers.tiers import tiered
 from tests.runs.test_kinds_run import TWO
 

@@ -28,7 +28,7 @@ from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.label import Homogeneous
 from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
-from fedbench.runs import execution, fingerprint
+from fedbench.runs import building, execution, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, run_key
 from fedbench.runs.folder import CODE, RunFolder
@@ -99,7 +99,7 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
     clock, written = [100.0], list[tuple[str, object, int]]()
 
     class Played:
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
         def begin(self) -> Any:
@@ -126,10 +126,11 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
     monkeypatch.setattr(fingerprint, "code_of", lambda _: "")
     monkeypatch.setattr(execution, "Simulation", Played)
     monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(execution.states, "save", lambda path, state, key: written.append((path, key, state.round)))
+    saves = execution.states, "save_state"
+    monkeypatch.setattr(*saves, lambda path, state, key: written.append((path, key, state.round)))
     chosen: Any = SimpleNamespace(
         protocol=SimpleNamespace(rounds=8, unseen=0),
-        settings=SimpleNamespace(checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds)),
+        settings=SimpleNamespace(checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds), save_models=False),
         model=SimpleNamespace(dealt=lambda _: (None,)),
         hardware=None,
         recorders=(),
@@ -549,7 +550,7 @@ def test_classes_that_are_trained_and_not_tested_are_found(tmp_path: Path) -> No
     chosen = ["method=local", "dataset=npz", f"dataset.path={tmp_path / 'rare.npz'}", "partition=homo"]
     chosen += ["partition.num_clients=2", "hardware=cpu", "protocol.test.val_fraction=0.2"]
     for sets in ("global", "local"):
-        setup = execution.build(
+        setup = building.build(
             config(tmp_path, *chosen, f"protocol.test.pool={sets != 'global'}", f"protocol.test.sets={sets}")
         )
         federation = setup.federation

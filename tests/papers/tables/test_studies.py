@@ -27,8 +27,8 @@ from fedbench.papers.studies import (
     multiply_adds,
     statistics_similarity,
 )
+from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.runs.execution import build
 from tests.methods.toys import cross_entropy, descend, initial, logits, samples
 
 TINY = ("dataset=synthetic", "dataset.train=300", "dataset.test=100", "protocol=quick", "protocol.rounds=2")

@@ -1,0 +1,147 @@
+"""A run's config as data, network and method at work, and what a finished run's models predict there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.trees import Tree
+from fedbench.data.dataset import Dataset
+from fedbench.data.partition import Partition, make_partition
+from fedbench.engine.client_state import ClientMemory
+from fedbench.engine.contract import Clock
+from fedbench.engine.hardware import check_memory, pick_device
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.scored_models import model_of, restored, sources_of
+from fedbench.engine.setup import Setup, assemble
+from fedbench.engine.simulation import State, received, scored_together
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, from_plain
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+def build(run: RunConfig) -> Setup:
+    """Return the setup of a run that nobody executes: data, network and method, checked against each other."""
+    return set_up(run, *split_data(run)).seen
+
+
+def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
+    """Return a run's samples, and whose they are."""
+    dataset = fingerprint.load_data(run.dataset)
+    return dataset, make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
+
+
+def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
+    """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
+    device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
+    check_memory(run.model, dataset, device)
+    return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a client's model says of n samples, in their order, and what they are."""
+
+    scores: NDArray[np.float64]  # [n, K], by which the method ranks the classes
+    y: NDArray[np.int64] | None  # [n], the labels; None of samples that came without
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """The class of the highest score, [n]."""
+        return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """The softmax of the scores, [n, K]."""
+        return torch.from_numpy(self.scores).softmax(1).numpy()
+
+
+class ScoredModels:
+    """The models of a finished run that its numbers are of."""
+
+    def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any], models: Tree) -> None:
+        """`models`: what the run kept, see fedbench.engine.simulation.models.
+
+        Raises:
+            FedbenchError: they are not among what it kept, or its data are not here.
+        """
+        run = from_plain(config)
+        protocol = run.protocol
+        if protocol.report == "mean_last_5":
+            raise FedbenchError(
+                "the accuracies of this run are means over the models of five rounds (protocol.report=mean_last_5), so "
+                "no one model has them; make it with protocol.report=last"
+            )
+        self._of_final_state = (protocol.score, protocol.report) == ("received", "last")
+        sources = trees.part(models, "scored")
+        if not (sources or self._of_final_state):
+            raise FedbenchError(
+                f"the run did not keep the models that it scored (protocol.score={protocol.score}, "
+                f"protocol.report={protocol.report}), but those after its last round; make it again from the beginning "
+                "with save_models=true and force=true"
+            )
+        if row.get("data", (found := fingerprint.content(run.dataset))) != found:
+            raise FedbenchError(
+                f"the run was made with other samples than those of dataset={run.labels['dataset']} now"
+            )
+        self.setup = build(run)
+        clients, device = self.setup.federation.clients, self.setup.federation.device
+        self._sources = restored(sources, clients)
+        if self._of_final_state:
+            server, memory = (self.setup.federation.placed(trees.part(models, each)) for each in ("server", "memory"))
+            kept, none = (ClientMemory(tree, clients, device) for tree in (memory, {}))
+            self._state = State(server, kept, none, round=protocol.rounds)
+        self._test_set = str(row["test_set"])
+
+    def predict(self, client: int, x: ArrayLike | None) -> Prediction:
+        """What the model of `client` says of the samples x [n, ...], in the data set's units; None: its test samples.
+
+        Raises:
+            ConfigError: there is no such client, or x are no samples of its kind.
+            FedbenchError: the client has no model that was scored.
+        """
+        clients = self.setup.federation.clients
+        if not 0 <= client < clients:
+            raise ConfigError(f"client={client}: the clients that this run trained are 0 to {clients - 1}")
+        kind = self.setup.kind_of(client)
+        federation, labels = kind.federation, None
+        if x is None:
+            inputs, targets = federation.gather(kind.scored.indices(self._test_set, client))
+            labels = targets.cpu().numpy()
+        else:
+            given = torch.as_tensor(np.asarray(x))
+            flat = given.dim() == 2 and given.shape[1] == math.prod(federation.shape)
+            if not len(given.shape) or not (flat or given.shape[1:] == federation.shape):
+                raise ConfigError(
+                    f"x has the shape {list(given.shape)}; n samples of client {client} have [n, "
+                    f"{', '.join(map(str, federation.shape))}]"
+                )
+            inputs = federation.normalised(given.reshape(-1, *federation.shape))
+        scores = LoopedTrainer(kind).predict(model_of(self.setup, client, self._source(client)), inputs)
+        return Prediction(scores.double().cpu().numpy(), labels)
+
+    def _source(self, client: int) -> Tree:
+        """What the model of `client` was made of.
+
+        Raises:
+            FedbenchError: it has none that was scored.
+        """
+        if not self._of_final_state:
+            if self._sources["round"][client] < 0:
+                raise FedbenchError(f"client={client} has no model that was scored: no round drew it")
+            return trees.row(self._sources, client)
+        setup, state = self.setup, self._state
+        ids = next(ids for ids in scored_together(setup, state) if client in ids)
+        clock = Clock(state.round, setup.protocol.rounds)
+        found = sources_of(*received(setup, state, ids), clock, len(ids), trained=False)
+        return trees.row(found, int((ids == client).nonzero()))

@@ -1,0 +1,134 @@
+"""Run.predict: the model that was scored, for every method and protocol; what has no such model is refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbench
+from fedbench.config import groups
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.runs.config import from_plain
+from tests.helpers.runs import interrupt_after
+from tests.helpers.tiers import tiered
+
+CLIENTS = 4
+SHORT = (
+    *("partition=dir0.3", f"partition.num_clients={CLIENTS}", "protocol.rounds=3", "protocol.local.epochs=1"),
+    *("reference=none", "hardware=cpu", "hardware.engine=looped"),
+)
+DIGITS = ("dataset=digits", "dataset.limit=300", "model=mlp", "model.hidden=[16]")
+NORMED = ("dataset=synthetic", "dataset.train=240", "dataset.test=60", "model=lenet5_bn")
+READINGS = {  # what is scored, and of which round
+    "received": (),
+    "trained": ("protocol.score=trained", "protocol.cohort=3"),
+    "best": ("protocol.report=best_test",),
+    "best trained": ("protocol.score=trained", "protocol.report=best_test", "protocol.optimizer.state=kept"),
+    "best of both": (
+        *("protocol.score=both", "protocol.report=best_val", "protocol.per_client=true"),
+        *("protocol.test.val_fraction=0.2", "protocol.cohort=3"),
+    ),
+}
+KINDS = ("dataset=captioned", "dataset.train=200", "dataset.test=60", "model=cub_pair")
+
+
+def made(runs: Path, *overrides: str, data: tuple[str, ...] = DIGITS, **values: Any) -> fedbench.Run:
+    return fedbench.run(*SHORT, *data, *overrides, **{"runs_dir": runs, "save_models": True, **values})
+
+
+def check(run: fedbench.Run) -> None:
+    """The accuracy of what is predicted is the client's, to the last digit; of each its own class weights, if any."""
+    shares = from_plain(run.config).protocol.test.weighting == "label_shares"
+    assert run.clients["acc"].notna().any()
+    for client, accuracy in enumerate(run.clients["acc"]):
+        if np.isnan(accuracy):
+            continue
+        found = run.predict(client)
+        assert found.y is not None
+        assert found.scores.shape == (len(found.y), found.scores.shape[1])
+        owned = run._scored_models.setup.population.label_counts[client].numpy()  # without validation samples
+        weights = owned[found.y] if shares else np.ones(len(found.y))
+        assert 100 * np.average(found.classes == found.y, weights=weights) == pytest.approx(accuracy, abs=1e-9)
+
+
+def cases() -> list[tuple[str, str]]:
+    return list(itertools.product(groups.names("method"), READINGS))
+
+
+QUICK = [
+    *(("ditto", reading) for reading in READINGS),
+    *[("fedavg", "received"), ("finetune", "best of both"), ("fedcp", "received"), ("fedsac", "best trained")],
+]
+
+
+@pytest.mark.parametrize(("method", "reading"), tiered(cases(), quick=QUICK))
+def test_it_is_the_model_that_was_scored(method: str, reading: str, tmp_path: Path) -> None:
+    data = NORMED if method in ("fedbn", "finetune_norm") else DIGITS
+    check(made(tmp_path, f"method={method}", "protocol=quick", *READINGS[reading], data=data))
+
+
+@pytest.mark.parametrize("name", tiered(groups.names("protocol"), quick=["fedsac", "pfedsim"]))
+def test_of_every_protocol(name: str, tmp_path: Path) -> None:
+    """Those of a mean of rounds have no model."""
+    run = made(tmp_path, f"protocol={name}", "method=fedsac", "protocol.cohort=3", "protocol.augment=[]")
+    if run.row["report"] == "mean_last_5":
+        with pytest.raises(FedbenchError, match=re.escape("means over the models of five rounds")):
+            run.predict(0)
+    else:
+        check(run)
+
+
+def test_of_clients_of_two_kinds(tmp_path: Path) -> None:
+    check(made(tmp_path, "method=local", "protocol=quick", data=KINDS))
+
+
+def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(made(tmp_path / "stacked", "method=fedper", "protocol=quick", "hardware.engine=stacked"))
+    given = ("method=fedper", "protocol=quick", *READINGS["best trained"])
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            made(tmp_path / "cut", *given, "checkpoint.rounds=1")
+    check(made(tmp_path / "cut", *given))
+
+
+def test_of_given_samples(tmp_path: Path) -> None:
+    """In the units of the data set: the pixels of digits, 0 to 16."""
+    run = made(tmp_path, "method=ditto", "protocol=quick")
+    setup = run._scored_models.setup
+    tests = setup.federation.indices("local", 1)
+    raw = setup.federation.x[tests].numpy()
+    assert raw.max() > 1
+    expected, found = run.predict(1), run.predict(1, raw)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    np.testing.assert_allclose(found.probabilities.sum(1), 1)
+    assert found.y is None
+    assert run.predict(1, raw.reshape(len(raw), -1)).scores.tolist() == found.scores.tolist()
+    assert run.predict(1, raw[:0]).scores.shape == (0, 10)
+    with pytest.raises(ConfigError, match=re.escape("x has the shape [2, 5]; n samples of client 1 have [n, 1, 8, 8]")):
+        run.predict(1, np.zeros((2, 5)))
+    with pytest.raises(ConfigError, match="client=4: the clients that this run trained are 0 to 3"):
+        run.predict(4)
+
+
+def test_what_was_not_kept_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = made(tmp_path, "method=fedavg", "protocol=quick", save_models=False)
+    with pytest.raises(FedbenchError, match="run it again with save_models=true and force=true"):
+        plain.predict(0)
+    given = ("method=fedavg", "protocol=quick", "protocol.score=trained", "checkpoint.rounds=1")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            made(tmp_path, *given, save_models=False)
+    resumed = made(tmp_path, *given)
+    with pytest.raises(FedbenchError, match="the run did not keep the models that it scored"):
+        resumed.predict(0)
+    rare = made(tmp_path, "method=fedavg", "protocol=quick", *READINGS["trained"], "protocol.cohort=1", seed=3)
+    undrawn = int(np.flatnonzero(rare.clients["acc"].isna())[0])
+    with pytest.raises(FedbenchError, match="no round drew it"):
+        rare.predict(undrawn)
