@@ -116,7 +116,7 @@ tables: $(INSTALLED) ## draw every table and figure under results/ again from it
 	$(BIN)/python -m fedbench figure all render=true
 	$(BIN)/python -m fedbench plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
-report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
+report: $(INSTALLED) ## write results/index.html: leaderboards, papers, and every filled table with its curves, on one page
 	$(BIN)/python -m fedbench report results --methods ../build/site/methods
 
 site: $(INSTALLED) ## build/site: docs, reference, a page for each method and all results, searchable without a network

@@ -24,7 +24,6 @@ from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core.markdown import markdown as markdown_table
 from fedbench.papers import store, summary, text
-from fedbench.papers.published import published_values
 from fedbench.papers.store import TableResult
 from fedbench.runs.fingerprint import SAME_NUMBERS
 
@@ -97,16 +96,8 @@ def commands() -> str:
 
 def papers() -> str:
     """Return a line a paper: what runs at its own setting and data say of its published values."""
-    judged = {each.paper: each.values for each in summary.tally_verdicts(summary.judged(filled())) if not each.setting}
-    rows = []
-    for paper, name in text.PAPERS.items():
-        kinds = Counter(each.kind for each in judged.get(paper, ()) if not each.exploratory)
-        agree, differ = kinds["equivalent"], kinds["different"]
-        values = sum(each.paper == paper for each in published_values())
-        undecided = kinds.total() - agree - differ
-        rows.append(
-            [f"[{TITLES[name]}](results/{paper}.md)", *map(str, (agree, differ, undecided, values - kinds.total()))]
-        )
+    counts = summary.paper_counts(summary.judged(filled()))
+    rows = [[f"[{TITLES[name]}](results/{paper}.md)", *map(str, counts[paper])] for paper, name in text.PAPERS.items()]
     return markdown_table([("paper", "agree", "differ", "undecided", "not run"), *rows])
 
 

@@ -1,13 +1,16 @@
-"""The page of every filled table: Jinja2 writes the tables, the page's script draws the rest when asked to."""
+"""The page of results: leaderboards, then a line a paper; tables and figures are packed and drawn when asked for.
+
+Jinja2 writes all of it. A table is packed as the HTML that is shown and what the page's script knows of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import base64
 import dataclasses
-import functools
 import gzip
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -16,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,14 +27,17 @@ from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
 from fedbench.papers import boards, measures, recorded, standings, store, summary, text
+from fedbench.papers.comparisons import agreements
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.papers.store import SEPARATOR, Cell, TableResult
-from fedbench.papers.summary import Judged
 from fedbench.papers.text import DASH, Layout, Text, notes
-from fedbench.papers.verdict import NONE, verdict_of
+from fedbench.papers.verdict import NONE
 from fedbench.plots.style import cluster_order
 from fedbench.runs.progress import amount
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # What lies behind the cells of a table, packed small for the page: learning curves, matrices, clients.
 
@@ -47,7 +53,7 @@ def behind(
 
     Returns:
         {"sets": names, "curves": {cell: {seed: {"round": [..], set: [..]}}},
-        "matrices": {cell: {"seed", "clients", "unit", "W", "order", "place", "group"}}, see `_matrix`,
+        "matrices": {cell: {"seed", "clients", "unit", "W", "order"}}, see `_matrix`,
         "clients": {cell: {seed: [percent]}}}.
         Rows and columns that the table lacks are left out.
     """
@@ -84,28 +90,21 @@ def _placed(cells: Mapping[str, str], arrays: store.Arrays) -> Iterator[tuple[st
 def _matrix(weights: store.Array, seed: str) -> dict[str, Any]:
     """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
 
-    With an order in which those who weigh each other stand together, a place of each client in the plane (the two
-    leading principal components of the rows), and its coalition: the clients whose rows weigh the same ones.
+    With an order in which those who weigh each other stand together.
     """
     shown = np.asarray(weights[:CLIENTS, :CLIENTS], dtype=np.float64)
-    known = np.nan_to_num(shown)
-    left, values, _ = np.linalg.svd(known - known.mean(0), full_matrices=False)
-    place = np.pad((left * values)[:, :2], ((0, 0), (0, max(0, 2 - len(values)))))
-    _, group = np.unique(known > 0, axis=0, return_inverse=True)
     return {
         "seed": seed,
         "clients": len(weights),
         **_levels(shown),
-        "order": cluster_order(known).tolist(),
-        "place": [[_number(value) for value in point] for point in np.round(place, 6)],
-        "group": np.ravel(group).tolist(),
+        "order": cluster_order(np.nan_to_num(shown)).tolist(),
     }
 
 
-def packed_arrays(content: Any) -> str:
-    """Return text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
-    text = content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+def packed(content: Any) -> str:
+    """Return what JSON can hold as base64 of gzip; the same content gives the same text."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 
 def _levels(weights: store.Array) -> dict[str, Any]:
@@ -130,8 +129,7 @@ def _number(value: Any) -> float | None:
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
-    "base.js", "plots.js", "curves.js", "clients.js", "address.js", "grid.js", "card.js", "cell.js", "compare.js",
-    "page.js",
+    "base.js", "plots.js", "curves.js", "clients.js", "tables.js", "address.js", "cell.js", "compare.js", "page.js",
 )  # fmt: skip
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
@@ -148,7 +146,7 @@ KINDS = {  # of cells -> the sign, for those who do not see the colour, and the 
 }
 ALONE = "alone"  # nothing is published beside it, and it has no sign
 SHORT = 24  # characters of a reason that fit into a cell
-OWN, PUBLISHED = "Our own tables", "as published"
+OWN = "Our own tables"
 
 
 def report_command(arguments: Sequence[str]) -> int:
@@ -158,7 +156,9 @@ def report_command(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
     parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
-    parser.add_argument("--methods", default="", help="folder of the methods' pages, as seen from the page")
+    parser.add_argument(
+        "--methods", default="", help="folder of the methods' pages, as seen from the page; default: their source files"
+    )
     given = parser.parse_args(arguments)
     out = given.out or given.results / "index.html"
     tables = build_page(given.results, out, given.methods)
@@ -169,7 +169,7 @@ def report_command(arguments: Sequence[str]) -> int:
 def build_page(results: Path, out: Path, methods: str = "") -> int:
     """Write the page of all filled tables below `results` to `out`; returns how many there are.
 
-    `methods`: the folder of the methods' pages, as seen from `out`; "": names of methods lead nowhere.
+    `methods`: the folder of the methods' pages, as seen from `out`; a method without one leads to its source file.
 
     Raises:
         FedbenchError: there is no filled table, one is unreadable, or `out` cannot be written.
@@ -180,25 +180,43 @@ def build_page(results: Path, out: Path, methods: str = "") -> int:
     tables = {name: recorded.read_marked(folder)[0] for name, folder in folders.items()}
     rows = {name: store.read_rows(folder) for name, folder in folders.items()}
     clients = clients_of(folders, rows)
-    views = []
+    views = {}
     for name, folder in folders.items():
-        links = [(file, _relative(folder / file, out)) for file in LINKED if (folder / file).is_file()]
+        links = [
+            (file.name, _relative(file, out))
+            for file in (_page(folder / "table.md"), folder / store.ARCHIVE)
+            if file.is_file()
+        ]
         table, curves = tables[name], store.read_rows(folder, store.CURVES)
         found = behind(only_run(table), curves, store.read_arrays(folder, store.MATRICES), clients[name])
-        views.append(table_view(table, name, rows[name], found, links))
+        views[name] = table_view(table, name, rows[name], found, links)
+    papers = [
+        dataclasses.replace(
+            each, page=_relative(page, out) if (page := _page(results / f"{each.name}.md")).is_file() else ""
+        )
+        for each in paper_views(tables, views)
+    ]
     boards = [board_view(folder, out, methods) for folder in reversed(standings.board_folders(results))]
     try:
         make_folder(out.parent)
-        write_text(out, render(views, overview(tables, rows), boards))
+        write_text(out, render(papers, boards, *_cost(rows)))
     except OSError as error:
         raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error
     return len(views)
 
 
-BOARD_HEADINGS = (
-    "method", "accuracy %", "95 % interval", "best", "worst tenth %", "hurt %", "unseen %", "MB to Local", "s to Local",
-    "seeds",
-)  # fmt: skip
+BOARD_HEADINGS = {
+    "method": "",
+    "accuracy %": "mean test accuracy over clients and seeds",
+    "95 % interval": "of the mean over seeds; the axis ends where the leading row does, and longer bars are cut there",
+    "best": "● cannot be told to be below the highest mean",
+    "worst tenth %": "",
+    "hurt %": "clients that are worse by more than a point than under Local",
+    "unseen %": "accuracy of clients that no round met, after one epoch of the method's own adaptation",
+    "MB to Local": "megabytes sent up and down until the accuracy of tuned Local is reached",
+    "s to Local": "seconds until then",
+    "seeds": "that ended",
+}
 
 
 def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
@@ -208,45 +226,46 @@ def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
         "name": board.name,
         "title": board.title,
         "cost": f"{board.runs} runs, {board.cost:.2f} hours by their clocks ({board.machine})",
-        "federations": [_federation_view(each, board.references, methods) for each in board.federations],
+        "federations": [_federation_view(each, board.references, out, methods) for each in board.federations],
         "rules": list(standings.rules(board)),
-        "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, boards.ARCHIVE)],
+        "links": [
+            (file.name, _relative(file, out)) for file in (_page(folder / standings.PAGE), folder / boards.ARCHIVE)
+        ],
     }
 
 
-def _federation_view(table: standings.Table, references: Sequence[str], methods: str) -> dict[str, Any]:
+def _federation_view(table: standings.Table, references: Sequence[str], out: Path, methods: str) -> dict[str, Any]:
     """Return the rows of a federation, those that lost seeds last, each with its interval in percent of the bar."""
     lines = sorted(table.lines, key=lambda line: len(line.scores) < len(table.seeds))  # stable: by mean within each
-    ends = [
-        line.mean + line.half for line in lines if math.isfinite(line.half) and len(line.scores) == len(table.seeds)
-    ]
-    middle = [line.mean for line in lines if line.scores]
-    low = max(0.0, sorted(middle)[len(middle) // 4] - 5) if middle else 0.0  # those far below end at the edge
-    high = min(100.0, max(ends, default=100.0))
+    means = [line.mean for line in lines if line.scores]
+    low = math.floor(max(0.0, sorted(means)[len(means) // 4] - 5)) if means else 0  # those far below end at the edge
+    half = next((line.half for line in lines if math.isfinite(line.half)), 5.0)
+    high = math.ceil(min(100.0, max(means, default=100.0) + half))
 
     def place(value: float) -> float:
-        return round(100 * min(1.0, max(0.0, (value - low) / ((high - low) or 1.0))), 1)
+        return round(100 * min(1.0, max(0.0, (value - low) / (high - low))), 1)
+
+    def bar(line: standings.Standing) -> tuple[float, float] | None:
+        if not math.isfinite(line.half):
+            return None
+        start, end = place(line.mean - line.half), place(line.mean + line.half)
+        return min(start, 99.0), max(1.0, round(end - start, 1))
 
     return {
         "label": table.label,
         "setting": table.setting,
         "ran": table.ran,
+        "low": low,
+        "high": high,
         "marks": [(line.row, place(line.mean)) for line in lines if line.row in ("local", "fedavg") and line.scores],
         "lines": [
             {
                 "name": line.row,
-                "page": f"{methods}/{_method(line.row)}.html" if methods else "",
+                "page": method_page(line.row, out, methods),
                 "lost": len(line.scores) < len(table.seeds),
                 "mean": _shown(line.mean) if line.scores else line.lacks.partition(":")[0],
                 "interval": f"{line.mean:.2f} ± {line.half:.2f}" if math.isfinite(line.half) else DASH,
-                "bar": (
-                    (
-                        place(line.mean - line.half),
-                        max(1.0, place(line.mean + line.half) - place(line.mean - line.half)),
-                    )
-                    if math.isfinite(line.half)
-                    else None
-                ),
+                "bar": bar(line),
                 "cells": (
                     DASH if line.best is None else "●" if line.best else "",
                     _shown(line.worst),
@@ -254,7 +273,7 @@ def _federation_view(table: standings.Table, references: Sequence[str], methods:
                     _shown(line.unseen[1] if len(line.unseen) > 1 else math.nan),
                     _shown(line.megabytes),
                     _shown(line.seconds),
-                    f"{len(line.scores)} of {len(table.seeds)}",
+                    len(line.scores),
                 ),
             }
             for line in lines
@@ -262,40 +281,48 @@ def _federation_view(table: standings.Table, references: Sequence[str], methods:
     }
 
 
-def _method(row: str) -> str:
-    """Return the method of a board's row, which begins with the name of a preset."""
-    name = row.partition(" ")[0]
-    return str(groups.plain_option("method", name)["name"]) if name in groups.names("method") else name
+def method_page(row: str, out: Path, methods: str) -> str:
+    """Return where the name of a board's row leads, as seen from the page `out`.
+
+    A row's name begins with that of a preset. Its method's page in `methods` is preferred to the source file.
+    """
+    preset = row.partition(" ")[0]
+    name = str(groups.plain_option("method", preset)["name"]) if preset in groups.names("method") else preset
+    page = out.parent / methods / f"{name}.html"
+    if methods and page.is_file():
+        return f"{methods}/{name}.html"
+    known = groups.registry("method")
+    return _relative(Path(inspect.getfile(known.get(name))), out) if name in known else ""
 
 
 def _shown(value: float) -> str:
     return f"{value:.1f}" if math.isfinite(value) else DASH
 
 
-def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the page with all it needs: style, script, data and Plotly."""
+def render(papers: Sequence[PaperView], boards: Sequence[Mapping[str, Any]], runs: int, hours: float) -> str:
+    """Return the page with all it needs: style, script and data; `runs` are behind the tables and took `hours`."""
+    script = "\n".join(map(_text, SCRIPTS))
+    return _template("page.html").render(
+        papers=papers,
+        boards=boards,
+        headings=BOARD_HEADINGS,
+        runs=runs,
+        hours=hours,
+        kinds=KINDS,
+        style="\n".join(map(_text, STYLES)),
+        script=script,
+        hash=_hash(script),
+    )
+
+
+def _template(name: str) -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
-    script = "\n".join(map(_text, SCRIPTS))
-    plotly, plotly_hash = _plotly()
-    return environment.get_template("page.html").render(
-        views=views,
-        boards=boards,
-        headings=BOARD_HEADINGS,
-        start=first,
-        signs=text.SIGNS,
-        facets=_facets(views),
-        kinds=KINDS,
-        content=[each.content for each in views],
-        style="\n".join(map(_text, STYLES)),
-        script=script,
-        plotly=plotly,
-        hashes=[_hash(script), plotly_hash],
-    )
+    return environment.get_template(name)
 
 
 def clients_of(folders: Mapping[str, Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
@@ -310,36 +337,19 @@ def clients_of(folders: Mapping[str, Path], rows: Mapping[str, ResultRows]) -> d
     return {own: {name: by_key[key] for table, name, key in named if table == own and key in by_key} for own in folders}
 
 
+def _page(file: Path) -> Path:
+    """Return the page that the site made of a Markdown file, if it lies beside it, else the file."""
+    made = file.with_suffix(".html")
+    return made if made.is_file() else file
+
+
 def _relative(file: Path, out: Path) -> str:
     """Return the address of `file` from the page `out`."""
     return Path(os.path.relpath(file, out.parent)).as_posix()
 
 
-def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
-    """Return what the page can be filtered by: a name, its label and its options."""
-    papers = {each.paper: text.PAPERS.get(each.paper, each.paper) or OWN for each in views}
-    datasets = sorted({name for each in views for column in each.content["columns"] for name in column["datasets"]})
-    methods = {row["label"] for each in views for row in each.content["rows"]}
-    in_order = sorted(methods, key=lambda name: (name.casefold(), name))  # as a set comes in any
-    return [
-        {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
-        {"name": "dataset", "label": "Data set", "options": [(name, name) for name in datasets]},
-        {"name": "method", "label": "Method", "options": [(name, name) for name in in_order]},
-        {"name": "verdict", "label": "Verdict", "options": [(kind, word) for kind, (_, word) in KINDS.items()]},
-    ]
-
-
 def _text(name: str) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _plotly() -> tuple[str, str]:
-    """Return (Plotly's JavaScript packed, its hash)."""
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return packed_arrays(script), _hash(script)
 
 
 def _breakable(label: str) -> Any:
@@ -356,20 +366,25 @@ def _hash(script: str) -> str:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table of the page: what the template prints and what its script shows on demand."""
+    """A table of the page: a line, and packed what is drawn when it is opened."""
 
     folder: str
     title: str
     name: str
     setting: str
-    paper: str
     headline: str
-    groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
+    groups: tuple[tuple[str, int], ...]  # heading, columns below it
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
     notes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
-    content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
+    content: Mapping[str, Any]  # rows, columns, metrics and cells
     behind: str  # packed: curves, matrices, clients
+
+    @property
+    def drawn(self) -> str:
+        """The table as HTML and what the page's script knows of it, packed."""
+        html = _template("content.html").render(table=self, content=self.content, kinds=KINDS)
+        return packed({"html": html, "content": self.content})
 
 
 def only_run(table: TableResult) -> TableResult:
@@ -398,14 +413,13 @@ def table_view(
         title=table.title,
         name=_name(table),
         setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
-        paper=less.spec.paper,
         headline=less.spec.headline,
         groups=column_groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         notes=tuple(notes(layout if less is table else Layout(table))),
         links=tuple(links),
         content=known,
-        behind=packed_arrays(behind),
+        behind=packed(behind),
     )
 
 
@@ -527,13 +541,12 @@ def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[st
     }
 
 
-def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return neighbouring columns with one heading; nothing if no column has any, or if other data was run."""
+def column_groups(table: TableResult) -> tuple[tuple[str, int], ...]:
+    """Return the headings of neighbouring columns, each with how many; nothing if none has any, or on other data."""
     columns = table.spec.columns
     if table.provenance.substitute or not any(column.group for column in columns):
         return ()
-    numbered = groupby(enumerate(columns), key=lambda pair: pair[1].group)
-    return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
+    return tuple((group, len([*found])) for group, found in groupby(columns, key=lambda column: column.group))
 
 
 def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
@@ -562,105 +575,49 @@ def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class OverviewLine:
-    """The tables of a paper at one setting."""
+class PaperView:
+    """A line of the page: a paper, or our own tables."""
 
-    paper: str  # as in a table's specification; "" for our own
+    name: str  # as in a table's specification; "" for our own
     label: str
-    setting: str
-    what: str
-    tables: tuple[str, ...]  # folders
-    confirmed: Counter[str]  # kind of verdict -> values, each once
-    exploratory: Counter[str]
-    open: int  # values beside published ones that get no verdict
-    runs: int
-    hours: float  # that its runs took, each once
+    claim: str
+    counts: tuple[tuple[str, int], ...]  # agree, differ, undecided, not run; none for our own
+    tables: tuple[TableView, ...]
+    page: str = ""  # address of what is said of it
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The start of the page: its lines and their sum, with verdicts at the papers' own settings only."""
+def paper_views(tables: Mapping[str, TableResult], views: Mapping[str, TableView]) -> list[PaperView]:
+    """Return a line for each paper, and one for our own tables; `tables` and `views` by folder name."""
+    counts = summary.paper_counts(summary.judged(tables))
+    lines = []
+    for paper in dict.fromkeys(
+        (*text.PAPERS, *(table.spec.paper for table in tables.values() if table.spec.paper), "")
+    ):
+        own = {name: table for name, table in tables.items() if table.spec.paper == paper}
+        counted = tuple(counts[paper]._asdict().items()) if paper in counts else ()
+        if own or counted:
+            told = tuple((name.replace("_", " "), count) for name, count in counted)
+            label = text.PAPERS.get(paper, paper) or OWN
+            lines.append(PaperView(paper, label, claim([*own.values()]), told, tuple(views[name] for name in own)))
+    return lines
 
-    lines: tuple[OverviewLine, ...]
-    empty: tuple[str, ...]  # folders of tables without a value, which are in no line
-    confirmed: Counter[str]
-    runs: int
-    hours: float
 
-
-def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
-    """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
-    found = summary.judged(tables)
-    groups: list[tuple[str, str, Sequence[str], Sequence[Judged]]] = [
-        (each.paper, text.spelled(each.setting.split()) or PUBLISHED, each.tables, each.values)
-        for each in summary.tally_verdicts(found)
+def claim(tables: Sequence[TableResult]) -> str:
+    """Return whether a paper's method is best wherever the paper says so: in runs as published, if there are any."""
+    found = [
+        (table, each) for table in tables for each in agreements(table) if each.metric == table.spec.metrics[0].name
     ]
-    told = {folder for _, _, folders, _ in groups for folder in folders}
-    empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
-    rest: dict[tuple[str, str], list[str]] = {}
-    for name, table in tables.items():
-        if name not in (*told, *empty):
-            rest.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(name)
-    for place, folders in rest.items():
-        values = {(each.keys, each.metric): each for each in found if each.folder in folders}
-        groups.append((*place, folders, [*values.values()]))
-    papers = (*text.PAPERS, "")
-    groups.sort(key=lambda group: papers.index(group[0]) if group[0] in papers else len(papers))
-    lines = [_overview_line(tables, rows, *group) for group in groups]
-    own = [line.confirmed for line in lines if line.setting == PUBLISHED]
-    return Overview(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
+    tried = [(table, each.headline) for table, each in found if each.headline_published and each.headline is not None]
+    if not tried:
+        return ""
+    own = [holds for table, holds in tried if table.provenance.is_paper_setting and not table.provenance.varied]
+    here = own or [holds for _, holds in tried]
+    where = f"{amount(len(here), 'column')} {'run as published' if own else 'elsewhere'}"
+    before = "" if own else "Not run as published. "
+    return f"{before}{tried[-1][0].spec.headline} is best: holds in {sum(here)} of {where}"
 
 
-def _overview_line(
-    tables: Mapping[str, TableResult],
-    rows: Mapping[str, ResultRows],
-    paper: str,
-    setting: str,
-    folders: Sequence[str],
-    values: Sequence[Judged],
-) -> OverviewLine:
-    chosen = [tables[name] for name in folders]
-    confirmed, exploratory = (Counter(each.kind for each in own) for own in summary.parted(values))
-    runs: dict[str, list[str]] = {}
-    for table in chosen:
-        own = table.spec
-        short = own.name if not own.paper else f"{own.table} open" if own.varies else own.table
-        runs.setdefault(text.data(table), []).append(short)
-    return OverviewLine(
-        paper,
-        text.PAPERS.get(paper, paper) or OWN,
-        setting,
-        "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in runs.items()),
-        tuple(folders),
-        confirmed,
-        exploratory,
-        sum(_open(table) for table in chosen),
-        *_cost(rows, folders),
-    )
-
-
-def _differences(table: TableResult) -> Iterator[str]:
-    """Yield in words what of a table is not as published."""
-    made = table.provenance
-    if not table.spec.paper:
-        yield "not in a paper"
-    if made.substitute:
-        yield "on other data"
-    if made.scale != "paper":
-        yield f"shorter: {made.scale} scale"
-    if made.todo:
-        yield "not filled in: TODO in its YAML"
-    if words := text.spelled((*made.changed, *made.varied)):
-        yield words
-    if table.spec.varies and made.is_paper_setting:
-        yield "several settings tried"
-
-
-def _open(table: TableResult) -> int:
-    return sum(1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE)
-
-
-def _cost(rows: Mapping[str, ResultRows], folders: Sequence[str]) -> tuple[int, float]:
-    """Return (runs, hours that they took) of these tables, each run once."""
-    spent = {run["key"]: float(run.get("seconds_total") or 0) for name in folders for run in rows[name]}
+def _cost(rows: Mapping[str, ResultRows]) -> tuple[int, float]:
+    """Return (runs, hours that they took), each run once."""
+    spent = {run["key"]: float(run.get("seconds_total") or 0) for runs in rows.values() for run in runs}
     return len(spent), sum(spent.values()) / 3600

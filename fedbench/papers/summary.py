@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedbench.core.files import write_text
 from fedbench.core.markdown import markdown
 from fedbench.papers import store
+from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT
+from fedbench.papers.published import published_values
 from fedbench.papers.store import TableResult
 from fedbench.papers.text import JUDGED_KINDS
 from fedbench.papers.verdict import NONE, verdict_of
@@ -91,6 +94,26 @@ def tally_verdicts(found: Sequence[Judged]) -> list[VerdictTally]:
         once = _once([each for each in found if each.folder in tables])
         made.append(VerdictTally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
     return made
+
+
+class PaperCounts(NamedTuple):
+    """How many of a paper's published values have which outcome, in runs on its own data at its own setting."""
+
+    agree: int
+    differ: int
+    undecided: int
+    not_run: int
+
+
+def paper_counts(found: Sequence[Judged]) -> dict[str, PaperCounts]:
+    """Return the counts of each paper of which values are published here; `found` are judged values of all tables."""
+    own = {each.paper: each.values for each in tally_verdicts(found) if not each.setting}
+    counted = {}
+    for paper, published in Counter(each.paper for each in published_values()).items():
+        kinds = Counter(each.kind for each in own.get(paper, ()) if not each.exploratory)
+        agree, differ, judged_values = kinds[EQUIVALENT], kinds[DIFFERENT], kinds.total()
+        counted[paper] = PaperCounts(agree, differ, judged_values - agree - differ, published - judged_values)
+    return counted
 
 
 def _once(found: Sequence[Judged]) -> list[Judged]:

@@ -2,8 +2,6 @@
 // What all parts of the page share. Whatever comes from configs is set as text, never as HTML.
 const $ = (id) => document.getElementById(id);
 const all = (selector, from = document) => [...from.querySelectorAll(selector)];
-const tables = new Map(JSON.parse($("content").textContent).map((table) => [table.id, table]));
-const sectionOf = (table) => $(`table-${table.id}`);
 
 function node(tag, text = "", children = [], more = {}) {
   const made = document.createElement(tag);
@@ -11,30 +9,6 @@ function node(tag, text = "", children = [], more = {}) {
   made.append(...children);
   return Object.assign(made, more);
 }
-
-// Plotly, and what lies behind each table, are packed in the page and unpacked when a cell is first opened, so that
-// the page itself opens at once.
-const Packed = (() => {
-  const unpacked = new Map();
-
-  async function inflate(id) {
-    const bytes = Uint8Array.from(atob($(id).textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Response(stream).text();
-  }
-
-  function once(id, use) {
-    if (!unpacked.has(id)) unpacked.set(id, inflate(id).then(use));
-    return unpacked.get(id);
-  }
-
-  const plotly = () => once("plotly", (text) => {
-    document.head.append(node("script", text));
-    return window.Plotly;
-  });
-
-  return { plotly, behind: (table) => once(`${table}-behind`, JSON.parse) };
-})();
 
 // Options of a select: what was chosen before, if it is still there, else `first`.
 function options(select, pairs, first) {

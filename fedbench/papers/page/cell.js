@@ -13,12 +13,11 @@ const CellDialog = (() => {
   };
 
   async function show(table, key) {
-    Card.hide();
     const name = key.join("-");
     const detail = table.cells[name];
     const run = detail.seeds.map(([, , each]) => table.runs[each]).find(Boolean);
     open = { table, key, set: run ? run.curve : "" };
-    $("cell-title").textContent = Card.heading(table, name);
+    $("cell-title").textContent = Tables.heading(table, name);
     $("facts").replaceChildren(...facts(table, detail, key));
     $("command").textContent = table.commands[`${key[0]}-${key[1]}`];
     $("config").replaceChildren(...config(table, key));
@@ -30,7 +29,7 @@ const CellDialog = (() => {
     await figures();
   }
 
-  const button = () => sectionOf(open.table).querySelector(`[data-cell="${open.key.join("-")}"]`);
+  const button = () => Tables.section(open.table.id).querySelector(`[data-cell="${open.key.join("-")}"]`);
 
   function picked() {
     const { table, key } = open;
@@ -45,22 +44,16 @@ const CellDialog = (() => {
     if (!open) return;
     const { table, key, set } = open;
     const cell = key.slice(0, 2);
-    try {
-      const data = await Packed.behind(table.id);
-      if (!open || open.key !== key) return;
-      const at = cell.join("|");
-      options($("sets"), data.sets.map((name) => [name, setName(name)]), set);
-      for (const [box, has] of [["curves", data.curves[at]], ["matrix", data.matrices[at]]]) {
-        all("label", $(box).previousElementSibling).forEach((label) => { label.hidden = !has; });
-      }
-      const chosen = { set: $("sets").value, lines: $("lines").value, across: $("cell-across").value, axis: $("cell-axis").value };
-      await Curves.ofCell($("curves"), table, data, key, chosen, set);
-      await Clients.gain($("gain"), table, data, cell);
-      await Clients.matrix($("matrix"), data.matrices[at], $("order").value);
-      await Clients.map($("map"), data.matrices[at]);
-    } catch (error) {
-      Plots.say($("curves"), `The figures cannot be drawn in this browser (${error.message}).`);
+    const data = await Tables.behind(table);
+    if (!open || open.key !== key) return;
+    const at = cell.join("|");
+    options($("sets"), data.sets.map((name) => [name, setName(name)]), set);
+    for (const [box, has] of [["curves", data.curves[at]], ["matrix", data.matrices[at]]]) {
+      $(box).previousElementSibling.hidden = !has;
     }
+    Curves.ofCell($("curves"), table, data, key, { set: $("sets").value, lines: $("lines").value, across: $("cell-across").value }, set);
+    Clients.gain($("gain"), table, data, cell);
+    Clients.matrix($("matrix"), data.matrices[at], $("order").value);
   }
 
   function facts(table, detail, [, column]) {
@@ -96,25 +89,22 @@ const CellDialog = (() => {
     return [node("p", "Overrides in the order in which they apply; later ones win."), ...lines];
   }
 
-  $("tables").addEventListener("click", (event) => {
-    const chosen = Card.cellOf(event);
+  $("papers").addEventListener("click", (event) => {
+    const chosen = Tables.cellOf(event.target);
     if (!chosen) return;
-    Grid.focusOn(chosen);
-    const [table, key] = Card.of(chosen);
-    show(table, key.split("-").map(Number));
+    Tables.focusOn(chosen);
+    show(Tables.of(chosen), chosen.dataset.cell.split("-").map(Number));
   });
   $("pick").addEventListener("click", () => { Compare.toggle(open.table, open.key); picked(); });
   $("copy-command").addEventListener("click", () => copy($("command").textContent, $("copied"), $("command")));
   $("copy-link").addEventListener("click", () => copy(Address.link({ cell: [open.table, open.key] }), $("copied"), null));
-  for (const name of ["lines", "sets", "order", "cell-across", "cell-axis"]) $(name).addEventListener("change", figures);
+  for (const name of ["lines", "sets", "order", "cell-across"]) $(name).addEventListener("change", figures);
   dialog.addEventListener("close", () => {
-    for (const name of ["curves", "gain", "matrix", "map"]) Plots.clear($(name));
     const back = button();
     open = null;
     Address.keep({ cell: null });
     back.focus();
-    Card.hide();
   });
 
-  return { show, figures };
+  return { show };
 })();

@@ -19,11 +19,10 @@ const Compare = (() => {
     set(has(table, cell) ? chosen.filter((_, i) => i !== place(table, cell)) : [...chosen, own]);
   }
 
-  // The cells of a row in the columns that are shown.
+  // All cells of a row.
   function row(box) {
-    const table = tables.get(box.closest("table").dataset.table);
-    const own = table.columns.map((_, column) => [table, [Number(box.dataset.pick), column]])
-      .filter(([, [, column]]) => !box.closest("table").querySelector(`th[data-column="${column}"]`).hidden);
+    const table = Tables.of(box);
+    const own = table.columns.map((_, column) => [table, [Number(box.dataset.pick), column]]);
     const others = chosen.filter(([each, cell]) => !own.some(([, mine]) => each === table && String(mine) === String(cell)));
     set(box.checked ? [...others, ...own] : others);
   }
@@ -31,7 +30,7 @@ const Compare = (() => {
   // Marks in the tables, and the tray that counts.
   function mark() {
     for (const box of all("[data-pick]")) {
-      const table = tables.get(box.closest("table").dataset.table);
+      const table = Tables.of(box);
       const cells = table.columns.map((_, column) => [Number(box.dataset.pick), column]);
       const here = cells.filter((cell) => has(table, cell)).length;
       box.checked = here > 0;
@@ -40,7 +39,7 @@ const Compare = (() => {
     }
     for (const cell of all("td.chosen")) cell.classList.remove("chosen");
     for (const [table, [line, column]] of chosen) {
-      for (const button of all(`[data-cell^="${line}-${column}-"]`, sectionOf(table))) button.parentElement.classList.add("chosen");
+      for (const button of all(`[data-cell^="${line}-${column}-"]`, Tables.section(table.id))) button.parentElement.classList.add("chosen");
     }
     $("tray").hidden = chosen.length === 0;
     $("chosen").textContent = `${chosen.length} ${chosen.length === 1 ? "cell" : "cells"} chosen`;
@@ -90,18 +89,18 @@ const Compare = (() => {
   async function figures() {
     const title = names();
     const before = chosen;
-    const data = await Promise.all(chosen.map(([table]) => Packed.behind(table.id)));
+    const data = await Promise.all(chosen.map(([table]) => Tables.behind(table)));
     if (before !== chosen || !dialog.open) return;
     const runs = chosen.map(([table, cell], i) => ({ name: title[i], table, cell, data: data[i] }));
     const [first, ...others] = data.map((each) => each.sets);
     const shared = first.filter((name) => others.every((sets) => sets.includes(name)));
     options($("comparison-sets"), shared.map((name) => [name, setName(name)]), shared[0]);
-    const wanted = { set: $("comparison-sets").value, across: $("comparison-across").value, axis: $("comparison-axis").value };
-    await Curves.overlaid($("overlaid"), runs, wanted);
-    await paired(runs);
+    const wanted = { set: $("comparison-sets").value, across: $("comparison-across").value };
+    Curves.overlaid($("overlaid"), runs, wanted);
+    paired(runs);
   }
 
-  async function paired(runs) {
+  function paired(runs) {
     options($("reference"), runs.map(({ name }, i) => [String(i), name]), "0");
     const reference = runs[Number($("reference").value)];
     const others = runs.filter((run) => run !== reference).map((run) => ({ name: run.name, found: Clients.paired(run, reference) }));
@@ -110,23 +109,22 @@ const Compare = (() => {
     $("paired-words").replaceChildren(...others.map(({ name, found }) => node("li", found ? Clients.words(name, found) : missing(name))));
     if (!runs[1]) return Plots.say($("paired"), "Choose a second cell to compare with.");
     if (!drawn.length) return Plots.say($("paired"), "There is nothing to draw, for the reasons above.");
-    await Clients.differences($("paired"), drawn.map(({ name, found }) => ({ name, values: found.values })), "difference, points");
+    Clients.differences($("paired"), drawn.map(({ name, found }) => ({ name, values: found.values })), "difference, points");
   }
 
-  $("tables").addEventListener("change", (event) => { if (event.target.matches("[data-pick]")) row(event.target); });
-  $("tables").addEventListener("keydown", (event) => {
+  $("papers").addEventListener("change", (event) => { if (event.target.matches("[data-pick]")) row(event.target); });
+  $("papers").addEventListener("keydown", (event) => {
     if (event.key === "c" && !event.ctrlKey && !event.metaKey && !event.altKey) show();
   });
   $("compare").addEventListener("click", show);
   $("clear").addEventListener("click", () => set([]));
   $("copy-comparison").addEventListener("click", () => copy(Address.link({ runs: chosen, comparing: true }), $("comparison-copied"), null));
-  for (const name of ["comparison-sets", "comparison-across", "comparison-axis", "reference"]) $(name).addEventListener("change", figures);
+  for (const name of ["comparison-sets", "comparison-across", "reference"]) $(name).addEventListener("change", figures);
   dialog.addEventListener("close", () => {
-    for (const name of ["overlaid", "paired"]) Plots.clear($(name));
     Address.keep({ comparing: false });
     const lost = [document.body, ...all("*", dialog)].includes(document.activeElement); // it was opened by a link
     if (lost && chosen.length) $("compare").focus();
   });
 
-  return { has, toggle, set, show, figures };
+  return { has, toggle, set, show };
 })();

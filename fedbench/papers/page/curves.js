@@ -1,6 +1,9 @@
 "use strict";
 // Learning curves: of a cell by seed, of all rows of its column, of runs chosen for comparison.
 const Curves = (() => {
+  const EARLY = 0.1; // of the way: values this early do not stretch the axis
+  const ACROSS = { round: "round", megabytes: "megabytes sent, spread evenly over the rounds", seconds: "seconds, spread evenly over the rounds" };
+
   // How far a round is along the horizontal axis: 1, or its share of the run's megabytes or seconds.
   function step(table, [row, column], seed, across) {
     if (across === "round") return 1;
@@ -9,8 +12,8 @@ const Curves = (() => {
     return run ? Number(run[across]) / Number(run.rounds) : NaN;
   }
 
-  // Lines of each seed that was scored on the set: [{seed, x, y}].
-  function lines(table, data, cell, set, across) {
+  // The curve of each seed that was scored on the set: [{seed, round, x, y}].
+  function bySeed(table, data, cell, set, across) {
     const scored = ([, run]) => (run[set] || []).some((value) => value !== null);
     return Object.entries(data.curves[cell.join("|")] || {}).filter(scored).map(([seed, run]) => {
       const each = step(table, cell, seed, across);
@@ -34,30 +37,7 @@ const Curves = (() => {
     return { x: whole.map(([, values]) => average(values.map((value) => value[0]))), y, spread };
   }
 
-  function bySeed(runs) {
-    const drawn = runs.map(({ seed, x, y }, i) => ({
-      x, y, name: `seed ${Plots.label(seed)}`, mode: "lines+markers", marker: { size: 4 },
-      line: { color: Plots.colour(i), dash: Plots.dash(i), width: 1.5 }, opacity: 0.85,
-    }));
-    if (runs.length > 1) {
-      const { x, y } = mean(runs);
-      drawn.push({ x, y, name: "mean", mode: "lines", line: { color: getComputedStyle(document.body).color, width: 3 } });
-    }
-    return drawn;
-  }
-
-  // A line with a band of one standard deviation on either side where there are several seeds.
-  function withBand(name, runs, i, width) {
-    const { x, y, spread } = mean(runs);
-    const line = { x, y, name: Plots.label(name), mode: "lines", line: { color: Plots.colour(i), dash: Plots.dash(i), width } };
-    if (runs.length < 2) return [line];
-    const edge = { mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip" };
-    return [
-      { ...edge, x, y: y.map((value, k) => value - spread[k]) },
-      { ...edge, x, y: y.map((value, k) => value + spread[k]), fill: "tonexty", fillcolor: `${Plots.colour(i)}2e` },
-      line,
-    ];
-  }
+  const look = (i, width) => ({ stroke: Plots.colour(i), "stroke-dasharray": Plots.dash(i), "stroke-width": width });
 
   // The published value, where it can be compared with the lines.
   function published(table, [row, column, metric], set, measured) {
@@ -65,46 +45,58 @@ const Curves = (() => {
     const value = parseFloat(detail.paper);
     const comparable = detail.curve && (!measured || measured === set);
     const own = table.scale === "paper" && !table.changed.length && !table.columns[column].substitute.length;
-    return comparable && own && Number.isFinite(value) ? [value] : [];
+    return comparable && own && Number.isFinite(value) ? value : null;
   }
 
-  async function ofCell(box, table, data, key, chosen, measured) {
+  function ofCell(box, table, data, key, chosen, measured) {
     const [row, column] = key;
-    const runs = lines(table, data, [row, column], chosen.set, chosen.across);
+    const runs = bySeed(table, data, [row, column], chosen.set, chosen.across);
     if (!runs.length) return Plots.say(box, "No learning curve was kept for this cell.");
-    const many = chosen.lines === "rows";
-    const traces = many
+    const lines = chosen.lines === "rows"
       ? table.rows.flatMap((each, i) => {
-        const own = lines(table, data, [i, column], chosen.set, chosen.across);
-        return own.length ? [{ ...mean(own), name: Plots.label(each.label), mode: "lines", line: { color: Plots.colour(i), dash: Plots.dash(i), width: i === row ? 4 : 1.5 } }] : [];
+        const own = bySeed(table, data, [i, column], chosen.set, chosen.across);
+        return own.length ? [{ ...mean(own), spread: [], name: each.label, look: look(i, i === row ? 4 : 1.5) }] : [];
       })
-      : bySeed(runs);
-    await draw(box, traces, chosen, published(table, key, chosen.set, measured), many);
+      : runs.map((run, i) => ({ ...run, name: `seed ${run.seed}`, look: look(i, 1.5) }));
+    if (chosen.lines === "seeds" && runs.length > 1) lines.push({ ...mean(runs), spread: [], name: "mean", look: { stroke: "currentColor", "stroke-width": 3 } });
+    return draw(box, lines, chosen.across, published(table, key, chosen.set, measured));
   }
 
-  // `chosen`: [{name, table, data, cell}].
-  async function overlaid(box, compared, wanted) {
-    const traces = compared.flatMap(({ name, table, data, cell }, i) => {
-      const runs = lines(table, data, cell, wanted.set, wanted.across);
-      return runs.length ? withBand(name, runs, i, 2) : [];
+  // `compared`: [{name, table, data, cell}]; a band of one standard deviation on either side where there are several seeds.
+  function overlaid(box, compared, wanted) {
+    const lines = compared.flatMap(({ name, table, data, cell }, i) => {
+      const runs = bySeed(table, data, cell, wanted.set, wanted.across);
+      const found = mean(runs);
+      return runs.length ? [{ ...found, spread: runs.length > 1 ? found.spread : [], name, look: look(i, 2) }] : [];
     });
-    if (!traces.length) return Plots.say(box, "No learning curve of these runs was kept on this test set.");
-    await draw(box, traces, wanted, [], true);
+    if (!lines.length) return Plots.say(box, "No learning curve of these runs was kept on this test set.");
+    return draw(box, lines, wanted.across, null);
   }
 
-  async function draw(box, traces, chosen, also, many) {
-    const named = traces.filter((trace) => trace.name);
-    const beside = many && box.clientWidth >= 560; // room for a legend at the right
-    const colour = getComputedStyle(box).getPropertyValue("--faint");
-    const note = { xref: "paper", x: 1, xanchor: "right", yanchor: "bottom", text: "paper", showarrow: false, font: { color: colour } };
-    await Plots.draw(box, traces, {
-      height: beside ? Math.max(360, 90 + 20 * named.length) : 340 + 14 * named.length, showlegend: true,
-      shapes: also.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { dash: "dot", width: 1.5, color: colour } })),
-      annotations: also.map((y) => ({ ...note, y })),
-      legend: { traceorder: "normal", ...(beside ? {} : { orientation: "h", y: 1.02, yanchor: "bottom" }) },
-      hovermode: many ? "closest" : "x unified",
-      xaxis: Plots.horizontal(named, chosen.across), yaxis: Plots.vertical(traces, chosen.axis, also),
-    }, `Accuracy by ${chosen.across}, ${named.length} lines; ends: ${named.map((t) => `${t.name} ${ending(t.y)}`).join(", ")}`);
+  function draw(box, lines, across, also) {
+    const last = Math.max(...lines.flatMap(({ x }) => x));
+    const all = lines.flatMap(({ x, y, spread = [] }) => y.flatMap((value, i) => (value === null ? [] : [[x[i], value - (spread[i] || 0)], [x[i], value + (spread[i] || 0)]])));
+    const late = [...all.filter(([x]) => x >= EARLY * last).map(([, value]) => value), ...(also === null ? [] : [also])];
+    const room = 0.05 * (Math.max(...late) - Math.min(...late)) || 0.5;
+    const low = Math.min(...late) - room, high = Math.max(...late) + room;
+    const title = all.some(([, value]) => value < low) ? "accuracy, % (first values below)" : "accuracy, %";
+    Plots.draw(box, {
+      x: { low: 0, high: last, title: ACROSS[across], ticks: Plots.ticks(0, last) },
+      y: { low, high, title, ticks: Plots.ticks(low, high) },
+      height: 360, key: lines.map(({ name, look: own }) => ({ name, sign: Plots.stroke(own) })),
+    }, (place) => [
+      ...lines.flatMap(({ name, x, y, spread = [], look: own }) => {
+        const at = (value, i) => [place.x(x[i]), value === null ? null : place.y(value)];
+        const band = spread.length ? [Plots.area(y.map((value, i) => at(value + spread[i], i)), y.map((value, i) => at(value - spread[i], i)), own.stroke)] : [];
+        const told = (i) => `${name}, ${across} ${Number(x[i].toPrecision(4))}: ${y[i].toFixed(2)} %`;
+        const points = y.flatMap((value, i) => (value === null ? [] : [Plots.point(...at(value, i), { fill: own.stroke }, told(i))]));
+        return [...band, Plots.line(y.map(at), own), ...points];
+      }),
+      ...(also === null ? [] : [
+        Plots.line([[0, place.y(also)], [place.wide, place.y(also)]], { class: "paper" }),
+        Plots.svg("text", { class: "faint", x: place.wide - 4, y: place.y(also) - 4, "text-anchor": "end" }, ["paper"]),
+      ]),
+    ], `Accuracy by ${across}, ${lines.length} lines; ends: ${lines.map(({ name, y }) => `${name} ${ending(y)}`).join(", ")}`);
   }
 
   function ending(values) {

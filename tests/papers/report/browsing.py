@@ -43,3 +43,13 @@ def opened(browser: sync_api.Browser, results: Path, address: str = "", **option
 def shown(page: sync_api.Page, selector: str) -> list[str]:
     """The texts of those that can be seen."""
     return [each.inner_text() for each in page.locator(selector).all() if each.is_visible()]
+
+
+def table(page: sync_api.Page, folder: str = "fedcollab_t1") -> sync_api.Locator:
+    """A table of the page, which is opened if it is not yet, with its paper."""
+    own = page.locator(f"[id='table-{folder}']")
+    for each in (page.locator(".paper", has=own), own):
+        if each.get_attribute("open") is None:
+            each.locator("> summary").click()
+    own.locator("[data-cell]").first.wait_for()
+    return own

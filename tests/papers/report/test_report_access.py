@@ -12,41 +12,34 @@ from fedbench.papers import standings
 from fedbench.papers.report import build_page
 from tests.helpers.tiers import tiered
 from tests.papers.report import browsing
+from tests.papers.report.browsing import table
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
 pytestmark = browsing.needed
-FIRST = "#table-fedcollab_t1 "
+ROOT = Path(__file__).parents[3]
 
 
 def start(page: Any) -> None:
-    assert page.locator("#start").is_visible()
+    assert page.locator("#papers").is_visible()
 
 
-def filtered(page: Any) -> None:
-    page.select_option("[name=verdict]", "equivalent")
-    page.locator(f"{FIRST} summary").click()
+def opened(page: Any) -> None:
+    table(page).locator("summary").last.click()
 
 
 def cell(page: Any) -> None:
-    page.click(f"{FIRST} [data-cell='1-0-0']")
-    page.wait_for_selector("#matrix .heatmaplayer image")
-    page.wait_for_selector("#map .scatterlayer")
-
-
-def card(page: Any) -> None:
-    page.locator(f"{FIRST} [data-cell='0-0-0']").focus()
-    page.keyboard.press("ArrowDown")
-    assert page.locator("#tip").is_visible()
+    table(page).locator("[data-cell='1-0-0']").click()
+    page.wait_for_selector("#matrix image")
 
 
 def comparison(page: Any) -> None:
-    page.check(f"{FIRST} [data-pick='0']")
-    page.check(f"{FIRST} [data-pick='1']")
+    for row in (0, 1):
+        table(page).locator(f"[data-pick='{row}']").check()
     page.click("#compare")
-    page.wait_for_selector("#paired .barlayer")
+    page.wait_for_selector("#paired svg")
 
 
-VIEWS = (start, filtered, card, cell, comparison)
+VIEWS = (start, opened, cell, comparison)
 LOOKS = ((390, "light"), (1440, "dark"), (390, "dark"), (1440, "light"))
 
 
@@ -68,35 +61,36 @@ def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str,
         ] == []
 
 
-@pytest.mark.slow
-def test_the_committed_results_are_judged_in_one_screen(browser: Any, tmp_path: Path) -> None:
-    build_page(Path(__file__).parents[3] / "results", tmp_path / "index.html")
-    assert (tmp_path / "index.html").stat().st_size < 6e6
-    for scheme in ("light", "dark"):
-        size = {"width": 1440, "height": 900}
-        for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme):
-            lines = page.locator("#start tbody tr", has=page.locator(".bar"))
-            boxes = [lines.nth(place).bounding_box() for place in range(lines.count())]
-            assert boxes
-            assert max(box["y"] + box["height"] for box in boxes) < 900, "every line with a verdict"
-            assert axe.Axe().run(page).response["violations"] == []
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the committed results, beside nothing else."""
+    folder = tmp_path_factory.mktemp("committed")
+    build_page(ROOT / "results", folder / "index.html")
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_committed_leaderboard_is_reached_and_stays_in_its_box(
-    browser: Any, tmp_path: Path, width: int, scheme: str
+def test_the_committed_page_begins_with_a_board_then_papers_and_is_small(
+    browser: Any, committed: Path, width: int, scheme: str
 ) -> None:
-    root = Path(__file__).parents[3] / "results"
-    build_page(root, tmp_path / "index.html")
-    board = standings.read_standings(root / "leaderboard" / "mini")
+    assert (committed / "index.html").stat().st_size < 1.5e6
     size = {"width": width, "height": 900}
-    for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme, reduced_motion="reduce"):
-        page.click("nav[aria-label=Leaderboards] a[href='#board-mini']")
-        section = page.locator("#board-mini")
-        assert section.bounding_box()["y"] < 100, "it is what the page scrolled to"
-        rows = section.locator("tbody tr")
-        assert rows.count() == sum(len(each.lines) for each in board.federations)
-        assert rows.first.locator("th").inner_text() == board.federations[0].lines[0].row
+    board = standings.read_standings(ROOT / "results" / "leaderboard" / "v1")
+    for page in browsing.opened(browser, committed, viewport=size, color_scheme=scheme, reduced_motion="reduce"):
+        assert page.evaluate("document.documentElement.scrollHeight") < (2 if width == 1440 else 6) * 900
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.querySelectorAll('*').length") < 6000
+        rows = page.locator("#board-v1 tbody tr")
+        assert rows.count() == sum(len(each.lines) for each in board.federations)
+        assert rows.first.locator("td").nth(1).locator("path").count() == 3, "Local, FedAvg, and the bar"
+        assert (rows.nth(10).bounding_box() or {})["y"] < 900, "the first screen is the board"
+        heads = page.locator("#board-v1 .panel").first.locator("thead th")
+        assert heads.count() == 10
+        if width == 1440:
+            last = heads.last.bounding_box() or {}
+            assert last["x"] + last["width"] <= width
+        assert page.locator("#papers > .paper").count() == 6, "five papers, and our own tables"
         assert axe.Axe().run(page).response["violations"] == []
+        page.locator("label[for=tab-v1-2]").click()
+        assert page.locator("#board-v1 .panel:visible tbody th").count() == len(board.federations[1].lines)

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: filters, keyboard, a cell's figures, phones, colours, and labels that stay text."""
+"""The page in headless Chromium: tables that open, keyboard, figures, phones, colours, labels that stay text."""
 
 from __future__ import annotations
 
@@ -10,51 +10,39 @@ import pytest
 from fedbench.cli import program
 from fedbench.papers.report import build_page
 from tests.papers.report import browsing
-from tests.papers.report.browsing import shown
+from tests.papers.report.browsing import shown, table
 from tests.papers.report.toys import CLOSE, TAG
 
 pytestmark = browsing.needed
-T, OTHER = "#table-fedcollab_t1", "#table-hostile"
 
 
-def test_filters_narrow_tables_columns_and_rows(opened: Any) -> None:
-    assert opened.locator("#shown").inner_text() == "2 of 2 tables, 19 cells"
-    opened.select_option("[name=paper]", "fedcollab")
-    assert len(shown(opened, "#tables h2")) == 1
-    opened.select_option("[name=dataset]", "fashion_mnist")
-    assert shown(opened, f"{T} thead tr:first-child th") == ["Method", "Fashion-MNIST"]
-    opened.select_option("[name=method]", "FedAvg")
-    assert shown(opened, f"{T} tbody th") == ["FedAvg"]
-    assert opened.locator("#shown").inner_text() == "1 of 2 tables, 3 cells"
-    opened.select_option("[name=verdict]", "equivalent")
-    assert opened.locator("#none").is_visible()
-    opened.reload()
-    assert opened.locator("#none").is_visible()  # the address keeps the filters
-    opened.click("#show-all")
-    assert opened.locator("#shown").inner_text() == "2 of 2 tables, 19 cells"
-    assert "paper=" not in opened.url
+def marks(page: Any, figure: str) -> list[str]:
+    """What the marks of a figure say when they are hovered."""
+    said: list[str] = page.locator(f"#{figure} title").all_text_contents()
+    return said
 
 
-def test_filter_by_verdict(opened: Any) -> None:
-    opened.select_option("[name=verdict]", "below")
-    assert shown(opened, f"{T} tbody th .name") == ["FedProx"]
-    assert opened.locator("#shown").inner_text() == "1 of 2 tables, 1 cells"
-
-
-@pytest.mark.slow
-def test_hover_tells_seeds_and_runs(opened: Any) -> None:
-    opened.hover(f"{T} [data-cell='1-0-0']")
-    told = opened.locator("#tip").inner_text()
-    assert "FedAvg: Fashion-MNIST, Label shift, Acc %" in told
-    assert "seed 0: 51.54, seed 1: 51.64, seed 2: 51.74" in told
-    assert "FedAvg0 FedAvg1 FedAvg2" in told
-    assert "difference +5.00 [4." in told
-    assert "method=fedavg" in told
+def test_a_paper_opens_to_tables_and_a_table_is_drawn_when_it_is_opened(opened: Any) -> None:
+    assert shown(opened, ".paper > summary b") == [
+        "FedCollab",
+        "FedSaC",
+        "pFedSim",
+        "SosicFL",
+        "FedReMa",
+        "Our own tables",
+    ]
+    assert shown(opened, ".table") == []
+    assert opened.locator("[data-cell]").count() == 0
+    own = table(opened)
+    assert own.locator("tbody .name").all_inner_texts() == ["Local", "FedAvg", "FedProx"]
+    assert own.locator("thead tr:first-child th").all_inner_texts()[1:] == ["Fashion-MNIST", "CIFAR-100 (coarse)"]
+    assert opened.locator("[data-table=hostile]").count() == 0
 
 
 @pytest.mark.slow
 def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: Any) -> None:
-    opened.locator("#show-all").focus()
+    table(opened)
+    opened.locator("[id='table-fedcollab_t1'] > summary").focus()
     current = "document.activeElement.dataset.cell"
     for _ in range(10):
         opened.keyboard.press("Tab")
@@ -66,48 +54,71 @@ def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: Any) -> None:
     assert opened.evaluate("document.activeElement.dataset.pick") == "1"
     opened.keyboard.press("ArrowRight")
     assert opened.evaluate(current) == "1-0-0"
-    assert opened.locator("#tip").is_visible()
-    opened.keyboard.press("Escape")
-    assert opened.locator("#tip").is_hidden()
     opened.keyboard.press("Enter")
     assert opened.locator("#cell").is_visible()
     opened.keyboard.press("Escape")
     assert opened.locator("#cell").is_hidden()
     assert opened.evaluate(current) == "1-0-0"
     opened.keyboard.press("Tab")
-    opened.keyboard.press("Tab")
     assert opened.evaluate(current) is None  # one stop a table: its details come next
 
 
-def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
-    opened.click(f"{T} [data-cell='1-0-0']")
-    opened.wait_for_selector("#matrix .heatmaplayer image")
-    assert opened.locator("#curves .scatterlayer .trace").count() == 3  # two seeds and their mean
-    lines = opened.evaluate("document.getElementById('curves').data.map((line) => [line.name, line.y])")
-    assert lines == [["seed 0", [10, 20]], ["seed 1", [11, 21]], ["mean", [10.5, 20.5]]]
-    assert opened.evaluate("document.getElementById('matrix').data[0].y") == ["0", "2", "1", "3"]
-    whole, nothing = [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]
-    assert opened.evaluate("document.getElementById('matrix').data[0].z") == [whole, whole, nothing, nothing]
-    opened.select_option("#order", "number")
-    opened.wait_for_function("() => document.getElementById('matrix').data[0].y[1] === '1'")
-    opened.wait_for_selector("#map .scatterlayer")
-    assert opened.evaluate("document.getElementById('map').data[0].text") == ["0, 2", "1, 3"]
-    assert opened.evaluate("document.getElementById('gain').data[0].x") == ["3", "0", "1", "2"]
-    assert opened.evaluate("document.getElementById('gain').data[0].y") == [10, 5, 0, -2]
+def test_a_cell_shows_curves_clients_matrix_and_configuration(opened: Any) -> None:
+    table(opened).locator("[data-cell='1-0-0']").click()
+    opened.wait_for_selector("#matrix image")
+    assert opened.locator("#curves .key li").all_inner_texts() == [" seed 0", " seed 1", " mean"]
+    assert marks(opened, "curves") == [
+        "seed 0, round 1: 10.00 %",
+        "seed 0, round 2: 20.00 %",
+        "seed 1, round 1: 11.00 %",
+        "seed 1, round 2: 21.00 %",
+        "mean, round 1: 10.50 %",
+        "mean, round 2: 20.50 %",
+    ]
+    assert marks(opened, "gain") == [
+        f"gain over Local, client {client}: {gain}"
+        for client, gain in ((3, "+10.00"), (0, "+5.00"), (1, "+0.00"), (2, "−2.00"))
+    ]
     assert "1.5" in opened.locator("#facts").inner_text()
     assert "partition=fedcollab_label_shift_seed0" in opened.locator("#config").inner_text()
+
+    def taken() -> str:  # what the second row says of the second column: 2 and 2 by coalition, 1 and 1 by number
+        box = opened.locator("#matrix image").bounding_box()
+        opened.mouse.move(box["x"] + 0.375 * box["width"], box["y"] + 0.375 * box["height"])
+        said: str = opened.locator("#matrix p").inner_text()
+        return said
+
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    assert taken() == "Client 2 takes 0.500 of client 2."
+    opened.select_option("#order", "number")
+    assert taken() == "Client 1 takes 0.500 of client 1."
     opened.select_option("#lines", "rows")
-    opened.wait_for_function("() => document.getElementById('curves').data.length === 2")
-    assert opened.evaluate("document.getElementById('curves').data[0].name") == "Local"
+    opened.wait_for_function("() => document.querySelectorAll('#curves .key li').length === 2")
+    assert opened.locator("#curves .key li").first.inner_text() == " Local"
+    opened.select_option("#cell-across", "megabytes")
+    opened.wait_for_function("() => document.querySelector('#curves title').textContent.includes('megabytes 1.5:')")
     opened.click("#cell .close")
-    opened.click(f"{T} [data-cell='0-0-0']")
+    opened.click("[data-cell='0-0-0']")
     opened.wait_for_selector("#gain p")
     assert opened.locator("#gain").inner_text() == "This is Local, which the others are compared with."
     opened.click("#cell .close")
-    opened.click(f"{T} [data-cell='2-0-0']")
+    opened.click("[data-cell='2-0-0']")
     opened.wait_for_selector("#curves p")
     assert "No learning curve" in opened.locator("#curves").inner_text()
     assert "no collaboration matrix" in opened.locator("#matrix").inner_text()
+
+
+def test_the_lines_of_a_figure_are_where_its_axes_say(opened: Any) -> None:
+    """The published value, dotted, is in the frame, and first values below the axis are cut."""
+    assert opened.evaluate("Plots.ticks(0, 200)") == [[0, "0"], [50, "50"], [100, "100"], [150, "150"], [200, "200"]]
+    assert opened.evaluate("Plots.ticks(87.7, 92.8).map(([, text]) => text)") == ["88", "90", "92"]
+    assert opened.evaluate("Plots.ticks(-0.12, 0.31).map(([, text]) => text)") == ["-0.1", "0", "0.1", "0.2", "0.3"]
+    table(opened).locator("[data-cell='1-0-0']").click()
+    opened.wait_for_selector("#curves svg svg path")
+    frame = opened.evaluate("document.querySelector('#curves svg svg').height.baseVal.value")
+    low, high = 10 - 0.05 * 36.64, 46.64 + 0.05 * 36.64  # the lowest value, the published one, and room
+    heights = [float(each.get_attribute("cy")) for each in opened.locator("#curves svg svg circle").all()[:2]]
+    assert heights == pytest.approx([frame * (high - value) / (high - low) for value in (10, 20)])
 
 
 def test_no_two_of_many_lines_or_marks_look_alike(opened: Any) -> None:
@@ -118,23 +129,21 @@ def test_no_two_of_many_lines_or_marks_look_alike(opened: Any) -> None:
 
 def test_runs_that_were_not_scored_on_a_set_leave_words_and_no_empty_axes(opened: Any) -> None:
     data = "{ curves: { '0|0': { 0: { round: [1, 2], acc_on_x: [null, null] } } } }"
-    run = f"{{ name: 'a', table: tables.get('fedcollab_t1'), data: {data}, cell: [0, 0] }}"
+    run = f"{{ name: 'a', table: {{}}, data: {data}, cell: [0, 0] }}"
     opened.evaluate(f"Curves.overlaid($('overlaid'), [{run}], {{ set: 'acc_on_x', across: 'round' }})")
     assert "No learning curve of these runs" in (opened.locator("#overlaid").text_content() or "")
 
 
 @pytest.mark.slow
 def test_labels_stay_text_in_the_browser(opened: Any) -> None:
-    opened.hover(f"{OTHER} [data-cell]")
-    assert TAG in opened.locator("#tip").inner_text()
-    opened.click(f"{OTHER} [data-cell]")
-    opened.wait_for_selector("#matrix .heatmaplayer image")
+    table(opened, "hostile").locator("[data-cell]").click()
+    opened.wait_for_selector("#matrix image")
     opened.select_option("#lines", "rows")
-    opened.wait_for_function("() => document.getElementById('curves').data.length === 1")
-    assert TAG in (opened.locator("#curves .legendtext").text_content() or "")
+    opened.wait_for_function("() => document.querySelectorAll('#curves .key li').length === 1")
+    assert TAG in (opened.locator("#curves .key").text_content() or "")
     assert CLOSE in opened.locator("#config").inner_text()
     assert opened.locator("img[src=x]").count() == 0
-    assert opened.title() == "fedbench: published tables and ours"
+    assert opened.title() == "fedbench: leaderboards and papers"
 
 
 @pytest.mark.slow
@@ -142,19 +151,12 @@ def test_labels_stay_text_in_the_browser(opened: Any) -> None:
 def test_a_phone_scrolls_tables_in_their_boxes(browser: Any, results: Path, width: int) -> None:
     size = {"width": width, "height": 800}
     for page in browsing.opened(browser, results, viewport=size, has_touch=True, is_mobile=True):
-        wide = "document.documentElement.scrollWidth"
-        assert page.evaluate(wide) == width
-        assert page.evaluate("document.querySelector('#table-fedcollab_t1 .scroll').scrollWidth") > width
-        name = page.locator(".overview small").first  # of settings, which are as long as the command line made them
-        name.evaluate("each => each.textContent = 'partition.num_clients=10-'.repeat(9)")
-        assert name.evaluate("each => [each.scrollWidth, each.scrollHeight]") == name.evaluate(
-            "each => [each.clientWidth, each.clientHeight]"
-        )
-        assert page.evaluate(wide) == width
-        page.tap(f"{T} [data-cell='1-0-0']")
-        page.wait_for_selector("#matrix .heatmaplayer image")
-        dialog = page.evaluate("[document.getElementById('cell').scrollWidth, innerWidth]")
-        assert dialog == [width, width]
+        own = table(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert own.locator(".scroll").evaluate("each => each.scrollWidth") > width
+        own.locator("[data-cell='1-0-0']").tap()
+        page.wait_for_selector("#matrix image")
+        assert page.evaluate("[document.getElementById('cell').scrollWidth, innerWidth]") == [width, width]
 
 
 @pytest.mark.slow
@@ -187,19 +189,16 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
     assert program.main(["reproduce", *asked, *where]) == 0
     build_page(tmp_path, tmp_path / "index.html")
     for page in browsing.opened(browser, tmp_path):
-        assert "fedcollab_t1 on digits, in the place of" in page.locator("#tables h2").inner_text()
-        heading = page.locator("thead th[data-column]").first.inner_text().split("\n")
+        (folder,) = (each.get_attribute("data-folder") for each in page.locator(".table").all())
+        own = table(page, folder)
+        assert "fedcollab_t1 on digits, in the place of" in own.locator("h3").inner_text()
+        heading = own.locator("thead th").nth(1).inner_text().split("\n")
         assert heading == ["digits, label_shift", "in place of Fashion-MNIST, Label shift"]
-        kinds = {cell.get_attribute("data-kind") for cell in page.locator("td[data-kind]").all()}
-        assert kinds == {
-            "open",
-            "alone",
-        }  # never a verdict on substitute data, and no row that was not asked for
-        page.select_option("[name=dataset]", "digits")
-        assert page.locator("#shown").inner_text().startswith("1 of 1 tables")
-        page.click("[data-cell='2-0-0']")
-        page.wait_for_selector("#curves .scatterlayer")
-        scores = page.evaluate("document.getElementById('curves').data.map((line) => line.y.at(-1))")
-        assert len(scores) == 3
-        assert all(0 <= score <= 100 for score in scores)
-        page.wait_for_selector("#matrix .heatmaplayer image, #matrix p")
+        kinds = {cell.get_attribute("class") for cell in own.locator("td[role=gridcell]").all()}
+        assert kinds == {"is-open", "is-alone"}  # never a verdict on substitute data, and no row that was not asked for
+        own.locator("[data-cell='2-0-0']").click()
+        page.wait_for_selector("#curves svg")
+        said = marks(page, "curves")
+        assert {each.partition(",")[0] for each in said} == {"seed 0", "seed 1", "mean"}
+        assert all(0 <= float(each.rpartition(": ")[2].removesuffix(" %")) <= 100 for each in said)
+        page.wait_for_selector("#matrix image, #matrix p")

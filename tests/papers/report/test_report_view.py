@@ -7,13 +7,16 @@ import dataclasses
 import gzip
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedbench.methods import finetune
 from fedbench.papers import report, spec, standings
-from fedbench.papers.report import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed_arrays, table_view
+from fedbench.papers.published import published_values
+from fedbench.papers.report import CLIENTS, KINDS, LEVELS, TableView, behind, claim, packed, paper_views, table_view
 from fedbench.papers.store import Cell, Provenance, TableResult
 from tests.papers.report.toys import judged_table
 
@@ -67,15 +70,6 @@ def test_a_column_s_own_measure_and_place_are_told() -> None:
     assert seen(judged_table()).content["cells"]["0-0-0"]["curve"]
 
 
-def test_methods_that_differ_in_case_alone_stand_in_one_order() -> None:
-    """The same page from the same tables, whatever order a set comes in."""
-    rows = [{"label": label} for label in ("fedavg", "Ditto", "FedAvg", "ditto", "MOON", "moon", "FEDAVG", "dItto")]
-    view = dataclasses.replace(seen(judged_table()), content={"rows": rows, "columns": []})
-    facets = {each["name"]: each for each in _facets([view])}
-    expected = ["Ditto", "dItto", "ditto", "FEDAVG", "FedAvg", "fedavg", "MOON", "moon"]
-    assert facets["method"]["options"] == [(name, name) for name in expected]
-
-
 def test_an_exploratory_cell_is_of_a_kind_of_its_own() -> None:
     table = judged_table()
     rows = tuple(dataclasses.replace(row, exploratory="seen before") for row in table.spec.rows)
@@ -102,13 +96,12 @@ def test_a_cell_without_a_value_says_why(reason: str, word: str) -> None:
     assert (shown["kind"], shown["said"]) == ("missing", word)
 
 
-def test_counts_groups_and_data_sets() -> None:
+def test_counts_and_groups() -> None:
     table = seen(judged_table())
     counts = dict(table.counts)
     assert counts == {"equivalent": 1, "above": 1, "below": 1, "undecidable": 2, "open": 2, "missing": 7}
     assert sum(counts.values()) == sum(cell.published is not None for cell in judged_table().cells)
-    assert table.groups == (("Fashion-MNIST", (0,)), ("CIFAR-100 (coarse)", (1,)))
-    assert [column["datasets"] for column in table.content["columns"]] == [("fashion_mnist",), ("cifar100",)]
+    assert table.groups == (("Fashion-MNIST", 1), ("CIFAR-100 (coarse)", 1))
     assert table.name == "FedCollab T1"
 
 
@@ -179,16 +172,14 @@ def test_curves_and_matrices_are_found_by_the_cell_they_lie_behind() -> None:
     assert matrix["W"][0][0] * matrix["unit"] == pytest.approx(1 / 3)
     assert matrix["W"][0][1] is None
     assert matrix["W"][0][2] * matrix["unit"] == pytest.approx(0.1, abs=0.5 / 3 / LEVELS)
-    assert unpacked(packed_arrays(found)) == found
+    assert unpacked(packed(found)) == found
 
 
-def test_coalitions_stand_together_and_apart_from_others() -> None:
+def test_coalitions_stand_together() -> None:
     table = judged_table()
     W = np.kron(np.eye(2), np.full((2, 2), 0.5))[:, [0, 2, 1, 3]][[0, 2, 1, 3]]
     (matrix,) = behind(table, [], {f"FedAvg|{table.spec.columns[0].label}|0": W}, {})["matrices"].values()
     assert matrix["order"] == [0, 2, 1, 3]
-    assert matrix["group"][0] == matrix["group"][2] != matrix["group"][1] == matrix["group"][3]
-    assert matrix["place"][0] == matrix["place"][2] != matrix["place"][1]
 
 
 def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
@@ -205,7 +196,6 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
         "digits, label_shift",
         "in place of Fashion-MNIST, Label shift",
     )
-    assert column["datasets"] == ("digits",)
     assert shown.content["cells"]["1-0-0"]["name"] == "FedAvg, digits, label_shift, Acc %"
 
 
@@ -222,17 +212,76 @@ def test_the_command_of_a_cell_makes_its_seeds() -> None:
 PLACED = {"ditto": 80.0, "fedavg": 70.0, "local": 60.0}
 
 
-def test_a_board_shows_rows_that_lost_seeds_last_and_leads_to_the_methods_pages() -> None:
+def federation(out: Path, methods: str = "") -> dict[str, Any]:
+    """Three rows with two seeds, and one above all of them that lost a seed."""
     seen = standings.Standing("finetune_head", scores={0: 90.0}, half=math.nan)
     lines = [standings.Standing(row, scores={0: mean - 1, 1: mean + 1}, half=2.0) for row, mean in PLACED.items()]
     table = standings.Table("skew", "", (0, 1), (seen, *lines), 2)
-    view = report._federation_view(table, ["local"], "../methods")
+    return report._federation_view(table, ["local"], out, methods)
+
+
+def test_a_board_shows_rows_that_lost_seeds_last_and_one_number_a_cell(tmp_path: Path) -> None:
+    view = federation(tmp_path / "index.html")
     assert [line["name"] for line in view["lines"]] == ["ditto", "fedavg", "local", "finetune_head"]
     assert [line["lost"] for line in view["lines"]] == [False, False, False, True]
-    assert view["lines"][3]["page"] == "../methods/finetune.html", "its preset's method"
-    (fedavg, high), (local, low) = view["marks"]
-    assert (fedavg, local) == ("fedavg", "local")
-    assert high > low
-    start, width = view["lines"][0]["bar"]
-    assert start + width == pytest.approx(100), "the highest end"
-    assert len(report.BOARD_HEADINGS) <= 10
+    assert [line["cells"][-1] for line in view["lines"]] == [2, 2, 2, 1], "seeds"
+    assert len(report.BOARD_HEADINGS) == 3 + len(view["lines"][0]["cells"]) <= 10
+
+
+def test_local_and_fedavg_are_lines_across_bars_on_one_axis(tmp_path: Path) -> None:
+    view = federation(tmp_path / "index.html")
+    assert (view["low"], view["high"]) == (65, 92), "five points below the lower quartile; half of the leader above it"
+    assert dict(view["marks"]) == {"fedavg": pytest.approx(100 * 5 / 27, abs=0.1), "local": 0}
+    assert view["lines"][0]["bar"] == (pytest.approx(100 * 13 / 27, abs=0.1), pytest.approx(100 * 4 / 27, abs=0.1))
+    assert view["lines"][2]["bar"] == (0, 1), "cut at the edge, and still seen"
+
+
+def test_a_method_leads_to_its_page_or_else_to_its_source(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "index.html"
+    out.parent.mkdir()
+    source = federation(out, "../methods")["lines"][3]["page"]
+    assert (out.parent / source).resolve() == Path(finetune.__file__).resolve(), "its preset's method"
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "finetune.html").touch()
+    assert federation(out, "../methods")["lines"][3]["page"] == "../methods/finetune.html"
+    assert report.method_page("a name of no method", out, "") == ""
+
+
+def test_each_paper_is_a_line_with_its_counts_and_whether_its_method_is_best() -> None:
+    table = judged_table()
+    made = dataclasses.replace(table.provenance, scale="quick")
+    tables = {"fedcollab_t1": table, "fedcollab_t1/quick": dataclasses.replace(table, provenance=made)}
+    first, *others = paper_views(tables, {name: seen(each) for name, each in tables.items()})
+    values = {"agree": 1, "differ": 2, "undecided": 2}
+    published = sum(each.paper == "fedcollab" for each in published_values())
+    assert dict(first.counts) == {**values, "not run": published - 5}
+    assert [each.name for each in first.tables] == ["FedCollab T1", "FedCollab T1"]
+    assert [each.label for each in others] == ["FedSaC", "pFedSim", "SosicFL", "FedReMa"]
+    assert all(not each.tables and not each.claim for each in others)
+
+
+def test_a_claim_is_read_off_runs_as_published_if_there_are_any() -> None:
+    table = spec.load_spec("fedcollab_t2").only(columns=["1"])
+    (column,) = table.columns
+    best = max(table.rows, key=lambda row: table.published(row, column, table.metrics[0]).mean).label  # type: ignore[union-attr]
+    table = dataclasses.replace(table, headline=best)
+
+    def filled(shift: float, scale: str) -> TableResult:
+        cells = tuple(
+            Cell(row.label, column.label, "acc", (value.mean + shift * (row.label == best),), (0,), ("k",), value)
+            for row in table.rows
+            if (value := table.published(row, column, table.metrics[0]))
+        )
+        every = {(cell.row, cell.metric): cell for cell in cells}
+        whole = [
+            every.get((row.label, metric.name), Cell(row.label, column.label, metric.name))
+            for row in table.rows
+            for metric in table.metrics
+        ]
+        return TableResult(table, tuple(whole), Provenance(scale=scale))
+
+    assert (
+        claim([filled(0, "paper"), filled(-50, "quick")]) == f"{best} is best: holds in 1 of 1 column run as published"
+    )
+    assert claim([filled(-50, "quick")]) == f"Not run as published. {best} is best: holds in 0 of 1 column elsewhere"
+    assert claim([]) == ""

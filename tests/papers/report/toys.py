@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,3 +93,13 @@ def stored(root: Path) -> Path:
     other = root / "tables" / "hostile"
     store.save_table(other, hostile, [], points(TAG, CLOSE), {f"{TAG}|{CLOSE}|0": np.eye(2)})
     return root
+
+
+def drawn(file: Path, folder: str = "fedcollab_t1") -> tuple[str, dict[str, Any]]:
+    """The HTML of a table, as the page at `file` shows it when it is opened, and what its script knows of it."""
+    text = file.read_text(encoding="utf-8")
+    (found,) = re.findall(
+        rf'<script type="application/octet-stream" id="{re.escape(folder)}-drawn">(.*?)</script>', text
+    )
+    packed = json.loads(gzip.decompress(base64.b64decode(found)))
+    return packed["html"], packed["content"]

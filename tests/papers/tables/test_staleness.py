@@ -14,6 +14,7 @@ from fedbench.papers import store
 from fedbench.papers.report import build_page
 from fedbench.runs.progress import STALE
 from tests.helpers.codes import edit
+from tests.papers.report.toys import drawn
 from tests.papers.tables.calls import FIRST, folder, reproduced
 
 pytestmark = [
@@ -44,8 +45,8 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
     assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
     build_page(tmp_path / "results", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', page)) == 2 * 3 - 2
+    html, _ = drawn(tmp_path / "page.html", folder(tmp_path).relative_to(tmp_path / "results" / "tables").as_posix())
+    assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', html)) == 2 * 3 - 2
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 2 made by other code than today's, 0 recorded before code was" in capsys.readouterr().out
