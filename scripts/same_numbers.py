@@ -35,7 +35,7 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.hardware import pick_trainer
 from fedbench.runs import execution, fingerprint
-from fedbench.runs.config import resolve, run_key
+from fedbench.runs.config import resolve
 from fedbench.testing.checks import everything
 from fedbench.testing.toys import simulate
 
@@ -96,7 +96,7 @@ def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
     for name, leaf in sorted(everything(simulate(setup, pick_trainer(setup, run.hardware))).items()):
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
         digest.update(leaf.contiguous().numpy().tobytes())
-    return run_key(run), dict(part.split(":") for part in fingerprint.code_of(run).split()), digest.hexdigest()
+    return run.key, dict(part.split(":") for part in fingerprint.code_of(run).split()), digest.hexdigest()
 
 
 def write_numbers(path: Path) -> None:

@@ -62,8 +62,8 @@ KEYED = "keyed"  # metadata of a field: the function from its value to what the 
 def added(default: Any) -> Any:
     """A dataclass field that came after results were recorded; `default` is what was done before it came.
 
-    At `default` it does not count in a run's key (`runs.config.run_key`), so what was run before still stands. So the
-    default may never change: old results would pass for those of the new one. Another default needs another field.
+    At `default` it does not count in `RunConfig.key`, so what was run before still stands. So the default may never
+    change: old results would pass for those of the new one. Another default needs another field.
     A field with a domain is `added(at_least(0, default))`.
     """
     if isinstance(default, Field):

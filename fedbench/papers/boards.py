@@ -416,7 +416,7 @@ class Ledger:
             return False
         if line["data"] and job.data and line["data"] != job.data:
             return False
-        return not fingerprint.changed(str(line["code"]), fingerprint.code_of(job.config))
+        return not fingerprint.changed(str(line["code"]), job.folder.today)
 
     def record(self, entries: Sequence[Entry]) -> None:
         """Keep the row of every run that has finished or failed, beside those that other processes recorded."""
@@ -426,7 +426,7 @@ class Ledger:
                 self._put(entry, entry.job.folder.result())
             elif (why := entry.job.failure) and not self._stands(entry, retry=True):
                 code = entry.job.folder.code  # of the run that failed; one that was refused before it began noted none
-                code = fingerprint.code_of(entry.job.config) if code in ("", LOST) else code
+                code = entry.job.folder.today if code in ("", LOST) else code
                 self._put(entry, {"data": entry.job.data, "code": code, "failure": why})
 
     def _put(self, entry: Entry, result: Mapping[str, Any]) -> None:

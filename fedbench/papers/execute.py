@@ -19,8 +19,7 @@ from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError, FolderInUse, unknown
 from fedbench.engine.hardware import stacks
 from fedbench.papers.plan import Job
-from fedbench.runs import fingerprint
-from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.runs.config import RunConfig, from_plain
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
 from fedbench.sweeps.session import scratch
 
@@ -67,7 +66,7 @@ def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
         if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
             protocol = job.config.plain["protocol"]
             alike = {"seed": 0, "protocol": {**protocol, "optimizer": {**protocol["optimizer"], "lr": 1.0}}}
-            groups.setdefault(run_key(job.config.changed(**alike)), []).append(job)
+            groups.setdefault(job.config.changed(**alike).key, []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -254,7 +253,7 @@ def _study(job: Job) -> None:
         if job.study not in STUDIES:
             raise unknown("study", job.study, STUDIES)
         found = STUDIES[job.study](job.config)
-        made = {"seed": job.seed, "data": job.data, "code": fingerprint.code_of(job.config)}
+        made = {"seed": job.seed, "data": job.data, "code": folder.today}
         folder.finish({**found, **made})
     for failure in unwritten:
         tell(failure)

@@ -146,8 +146,8 @@ class FigurePlan:
         """Return the runs to be made; one that is there without what is to be recorded is made again."""
         if not self.spec.runs:
             return []
-        without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config)]
-        again = [with_recorders(job, execution.kept(job.folder), force=True) for job in without]
+        without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config, job.run.arrays)]
+        again = [with_recorders(job, job.run.arrays, force=True) for job in without]
         return [*self.runs.missing(), *again]
 
     def keys(self) -> str:
@@ -201,7 +201,7 @@ def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
     for job in jobs:
         alike.setdefault(job.identity, []).append(job)
     return [
-        with_recorders(first, execution.kept(first.folder) if first.finished else {}, *rest)
+        with_recorders(first, first.run.arrays if first.finished else {}, *rest)
         if any(each.config.recorders for each in (first, *rest))
         else first
         for first, *rest in alike.values()

@@ -19,7 +19,7 @@ from fedbench.papers.selection import Selection, compose_cell, load_scale
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, todo
 from fedbench.papers.store import PENDING, Provenance
 from fedbench.runs import fingerprint
-from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.runs.config import RunConfig, from_plain
 from fedbench.runs.execution import folder_of, is_compared, labels_of, run_status
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
@@ -41,7 +41,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Hash of what determines the result."""
-        return run_key(self.config)
+        return self.config.key
 
     @property
     def identity(self) -> str:
@@ -54,7 +54,8 @@ class Job:
         if not self.study:
             return folder_of(self.config)
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
-        return RunFolder(runs, self.key, labels_of(self.config), self.data)
+        today = fingerprint.code_of(self.config)
+        return RunFolder(runs, self.key, labels_of(self.config), self.data, today=today)
 
     @cached_property
     def data(self) -> str:
@@ -195,7 +196,7 @@ class Plan:
             why = "against another result of Local than the table's, which was run again since"
         for how, run in (("against a baseline of", cell.baseline_of(job)), ("by", job)):
             code = self.stored.rows.get(run.key, {}).get("code") if run else ""
-            if run and (parts := fingerprint.changed(code or "", fingerprint.code_of(run.config))):
+            if run and (parts := fingerprint.changed(code or "", run.folder.today)):
                 why = f"{how} other code ({', '.join(parts)} changed since)"
         if why and rule == "error":
             raise Stale(

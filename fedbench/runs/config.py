@@ -76,6 +76,31 @@ class RunConfig:
         """`rounds=3, optimizer.lr=0.5`: where its protocol is not as the preset that it names; "" if nowhere."""
         return groups.changed("protocol", self.plain["protocol"])
 
+    @cached_property
+    def key(self) -> str:
+        """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
+
+        Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a
+        field that was `added` since, at its default, nor one that was `retired`.
+        Of the hardware only a precision other than float32 counts; folders, logging and display are left out.
+        """
+        content: dict[str, Any] = {"seed": self.seed}
+        if self.partition_seed != self.seed:
+            content["partition_seed"] = self.partition_seed
+        if self.reference_seed != self.seed and self.labels["method"] != "local":
+            content["reference_seed"] = self.reference_seed
+        if self.settings.reference_lr not in (None, self.protocol.optimizer.lr) and self.labels["method"] != "local":
+            content["reference_lr"] = self.settings.reference_lr
+        if self.hardware.precision != "float32":
+            content["precision"] = self.hardware.precision
+        for group in (*REGISTRIES, "protocol"):
+            fields = canonical(getattr(self, group))
+            hidden = NOT_RESULT.get(group, ())
+            content[group] = {key: value for key, value in fields.items() if key not in hidden}
+            content[group]["label"] = self.labels[group]
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     @property
     def seed(self) -> int:
         """Keys everything random in the run."""
@@ -195,28 +220,3 @@ def _schema(group: str, values: str) -> Any:
     if group == "settings":
         return typed(SettingsConfig, json.loads(values), "the config")
     return typed(SCHEMAS[group], json.loads(values), group)
-
-
-def run_key(run: RunConfig) -> str:
-    """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
-
-    Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a field
-    that was `added` since, at its default, nor one that was `retired`.
-    Of the hardware only a precision other than float32 counts; folders, logging and display are left out.
-    """
-    content: dict[str, Any] = {"seed": run.seed}
-    if run.partition_seed != run.seed:
-        content["partition_seed"] = run.partition_seed
-    if run.reference_seed != run.seed and run.labels["method"] != "local":
-        content["reference_seed"] = run.reference_seed
-    if run.settings.reference_lr not in (None, run.protocol.optimizer.lr) and run.labels["method"] != "local":
-        content["reference_lr"] = run.settings.reference_lr
-    if run.hardware.precision != "float32":
-        content["precision"] = run.hardware.precision
-    for group in (*REGISTRIES, "protocol"):
-        fields = canonical(getattr(run, group))
-        hidden = NOT_RESULT.get(group, ())
-        content[group] = {key: value for key, value in fields.items() if key not in hidden}
-        content[group]["label"] = run.labels[group]
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -31,7 +31,7 @@ from fedbench.metrics import Floats, fairness
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
-from fedbench.runs.config import RunConfig, resolve, run_key
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.fingerprint import environment, versions
 from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
-    """Return all observers as one, for the run with `key` whose files are in `folder`."""
+def observers(run: RunConfig, folder: RunFolder) -> Observer:
+    """Return all observers as one, for the run whose files are in `folder`."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
     if trackers := run.settings.trackers:
         from fedbench.runs.trackers import TRACKERS  # which most runs do without
 
-        own = f"{key}-{folder.data[:6]}"  # as the folder is called: other samples make another run
+        own = f"{folder.key}-{folder.data[:6]}"  # as the folder is called: other samples make another run
         chosen += [TRACKERS[name](own, folder.path, run.plain, **options) for name, options in trackers.items()]
     return Observers(chosen)
 
@@ -56,12 +56,13 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
 
 
 def folder_of(run: RunConfig) -> RunFolder:
-    """Return where the run's files are."""
+    """Return where the run's files are, which also says who it is: key, labels, samples and today's code."""
     try:
         data = fingerprint.content(run.dataset)
     except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
         data = ""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data, run.plain["dataset"])
+    today = fingerprint.code_of(run)
+    return RunFolder(run.settings.runs_dir, run.key, labels_of(run), data, run.plain["dataset"], today)
 
 
 def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
@@ -73,8 +74,7 @@ def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Statu
         Stale: there is one, and stale=error.
     """
     status = folder.status()
-    parts = fingerprint.changed(folder.code, fingerprint.code_of(run)) if status != "new" else []
-    if not parts:
+    if not (parts := folder.changed):
         return status
     if run.settings.stale == "rerun":
         return "new"
@@ -130,17 +130,11 @@ def labels_of(run: RunConfig) -> Labels:
 # Whether a run has what its config asks to be recorded; it may have been made without, as its key does not tell.
 
 
-def lacking(run: RunConfig, arrays: Arrays | None = None, completed: int | None = None) -> list[str]:
+def lacking(run: RunConfig, arrays: Arrays, completed: int | None = None) -> list[str]:
     """Return the recorders that `run` asks for and `arrays` lack after `completed` rounds; if not given, at its end."""
-    found = kept(folder_of(run)) if arrays is None else arrays
     rounds = run.protocol.rounds
     done = rounds if completed is None else completed
-    return [each.name for each in run.recorders if each.lacks(found, done, rounds)]
-
-
-def kept(folder: RunFolder) -> Arrays:
-    """Return what a finished run keeps in arrays.npz."""
-    return Run(folder.path).arrays
+    return [each.name for each in run.recorders if each.lacks(arrays, done, rounds)]
 
 
 def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -> None:
@@ -167,47 +161,58 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
     """
-    key, folder = run_key(run), folder_of(run)
-    observer = observers(run, key, folder)
+    folder = folder_of(run)
+    observer = observers(run, folder)
     fingerprint.warn_of_edits(run)
     try:
         if (status := _status(run, folder)) != "finished":
             with folder:  # which another process may have held until it had finished the run
                 if (status := _status(run, folder)) != "finished":
-                    row = experiment(run, key, folder, observer, make_proxy, purpose)
+                    row = experiment(run, folder, observer, make_proxy, purpose, begun=status == "partial")
         if status == "finished":
-            require(run, folder, kept(folder), run.protocol.rounds)
-            if run.settings.save_models and not (folder.path / MODEL).is_file():
-                fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
-            if trackers := ", ".join(run.settings.trackers):
-                fingerprint.warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
-            row = compared(run, folder)
-            if not folder.data:
-                fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
+            row = recall(run, folder)
             observer.recall(row)
         observer.finish(row)
-        changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
-        return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
+        return Run(folder.path, earlier=status == "finished", code_changed=tuple(folder.changed))
     finally:
         observer.close()
 
 
 def _status(run: RunConfig, folder: RunFolder) -> Status:
-    begun = folder.status() == "partial" and not fingerprint.changed(folder.code, fingerprint.code_of(run))
+    begun = folder.status() == "partial" and not folder.changed
     if run.settings.force and not begun:  # with what is begun the same command goes on
         return "new"
     return run_status(run, folder)
 
 
+def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
+    """Return the row of a run that has finished, compared with Local where that is asked and missing.
+
+    Raises:
+        FedbenchError: it lacks what `run` asks to be recorded.
+    """
+    require(run, folder, Run(folder.path).arrays, run.protocol.rounds)
+    if run.settings.save_models and not (folder.path / MODEL).is_file():
+        fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
+    if trackers := ", ".join(run.settings.trackers):
+        fingerprint.warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
+    if not folder.data:
+        fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
+    return compared(run, folder)
+
+
 def experiment(
     run: RunConfig,
-    key: str,
     folder: RunFolder,
     observer: Observer,
     make_proxy: Callable[[Trainer], Trainer] | None = None,
     purpose: str = "",
+    *,
+    begun: bool = False,
 ) -> dict[str, Any]:
     """Run one experiment in `folder`, which is locked, from config to result; return the result's row.
+
+    `begun`: it goes on from the checkpoint there.
 
     Raises:
         FedbenchError: see `execute`.
@@ -218,7 +223,7 @@ def experiment(
     whole = set_up(run, dataset, partition)
     setup = whole.seen
     check_rounds(run, setup)
-    if _status(run, folder) == "new":
+    if not begun:
         check_hooks(setup)
         check_cuts(setup)
     newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
@@ -232,12 +237,14 @@ def experiment(
     trainer = trainer if make_proxy is None else make_proxy(trainer)
     try:
         simulation = Simulation(setup, trainer, observer, run.recorders, keeps_sources=run.settings.save_models)
-        saved_state = load_checkpoint(run, key, folder, setup)
+        saved_state = load_checkpoint(run, folder, setup) if begun else None
+        if saved_state is None:  # from here on nothing refuses the run, and an earlier one may go
+            folder.clear()
         describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
         if saved_state is None:
-            folder.begin(fingerprint.code_of(run))
+            folder.begin()
         done = 0 if saved_state is None else saved_state.round
-        observer.start(replace(labels_of(run), variant=purpose), run.protocol.rounds, done)
+        observer.start(replace(folder.labels, variant=purpose), run.protocol.rounds, done)
         state = simulation.begin() if saved_state is None else saved_state
 
         # Rounds: draw a cohort, send, train, aggregate, score.
@@ -250,7 +257,7 @@ def experiment(
                 by_time = 0 < rule.seconds <= time.monotonic() - saved
                 by_round = rule.rounds > 0 and state.round % rule.rounds == 0
                 if signal or ((by_time or by_round) and not simulation.done(state)):
-                    states.save_state(folder.checkpoint, state, key)
+                    states.save_state(folder.checkpoint, state, folder.key)
                     folder.write_history(state.history)
                     saved = time.monotonic()
                 if signal:
@@ -259,7 +266,7 @@ def experiment(
 
         # Result: scores of all rounds and clients, and the row that tables read.
         unseen = Unseen() if newcomers is None else newcomers.score(state)
-        return write(run, key, folder, setup, partition, state, local, local_key, unseen)
+        return write(run, folder, setup, partition, state, local, local_key, unseen)
     finally:
         trainer.close()
 
@@ -305,22 +312,20 @@ def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partiti
         write_text(folder.path / "partition.svg", partition_svg(partition.label_counts(dataset.y)[:clients], title))
 
 
-def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
-    """Return the state that an interrupted run was saved in; None where the run begins anew, and an earlier one goes.
+def load_checkpoint(run: RunConfig, folder: RunFolder, setup: Setup) -> State | None:
+    """Return the state that an interrupted run was saved in; None where force=true makes it anew.
 
-    Not before: until here the run may have been refused.
+    Raises:
+        CheckpointError: the file is damaged.
+        FedbenchError: it lacks what `run` asks to be recorded.
     """
-    if _status(run, folder) == "new":
-        folder.clear()
-        return None
     try:
-        state = states.load_state(folder.checkpoint, key, setup.federation.device)
+        state = states.load_state(folder.checkpoint, folder.key, setup.federation.device)
     except CheckpointError:
-        if not run.settings.force:
-            raise
-        state = None
-    if state is None or (run.settings.force and lacking(run, state.arrays, state.round)):
-        folder.clear()
+        if run.settings.force:
+            return None
+        raise
+    if run.settings.force and lacking(run, state.arrays, state.round):
         return None
     require(run, folder, state.arrays, state.round)
     return state
@@ -328,7 +333,6 @@ def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -
 
 def write(
     run: RunConfig,
-    key: str,
     folder: RunFolder,
     setup: Setup,
     partition: Partition,
@@ -352,8 +356,8 @@ def write(
     if arrays := {**state.arrays, **found}:
         folder.write(ARRAYS, as_npz(arrays))
     row = summarise(
-        labels_of(run),
-        key,
+        folder.labels,
+        folder.key,
         state.history,
         reading,
         partition_hash=partition.hash,
@@ -397,7 +401,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
             execute(reference, purpose=REFERENCE)
 
     wait_while_in_use(make, stop_if_asked)
-    return folder.accuracies(), run_key(reference)
+    return folder.accuracies(), folder.key
 
 
 def is_compared(run: RunConfig, folder: RunFolder) -> bool:
@@ -429,7 +433,7 @@ def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     from fedbench.engine.seeds import joint_setup, together  # which a single run does without
 
     references = [run.local for run in runs if run.local is not None]
-    lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
+    lacking = {each.key: each for each in references if run_status(each, folder_of(each)) != "finished"}
     if lacking:  # once each, as runs may share one; an error comes up again, in the run that needs the reference
         execute_batched(list(lacking.values()))
 

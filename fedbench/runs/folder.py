@@ -32,6 +32,7 @@ from fedbench.core.files import (
 )
 from fedbench.engine.history import History, Labels
 from fedbench.metrics import Tally
+from fedbench.runs.fingerprint import changed
 
 if TYPE_CHECKING:
     import torch
@@ -96,9 +97,17 @@ class RunFolder:
     """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
 
     def __init__(
-        self, runs_dir: Path | str, key: str, labels: Labels, data: str = "", origin: Mapping[str, Any] | None = None
+        self,
+        runs_dir: Path | str,
+        key: str,
+        labels: Labels,
+        data: str = "",
+        origin: Mapping[str, Any] | None = None,
+        today: str = "",
     ) -> None:
         """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
+
+        `today`: hashes of the code that would make the run now (fedbench.runs.fingerprint.code_of).
 
         Without the samples it is the folder of the only run with this key, whichever they were; of several, of the last
         that was made from the files that `origin`, the data set's config, names. Nothing is created before the folder
@@ -113,7 +122,7 @@ class RunFolder:
         there = there if len(there) < 2 else _last_of(there, origin or {})
         self.path = there[0] if there else place / (f"{name}-{data[:6]}" if data else name)
         self._checksums: dict[str, str] = {}  # of the files written so far
-        self.key, self.data = key, data
+        self.key, self.data, self.today = key, data, today
         self.labels = labels
         self._lock = FolderLock(self.path)
 
@@ -195,9 +204,18 @@ class RunFolder:
             return LOST
         return text.strip() if re.fullmatch(r"\w+:\w+( \w+:\w+)*\n", text) else LOST
 
-    def begin(self, code: str) -> None:
-        """code.txt: the hashes of the code that the run begins with (fedbench.runs.fingerprint)."""
-        write_text(self.path / CODE, f"{code}\n")
+    @property
+    def changed(self) -> list[str]:
+        """The parts of today's code that are not what began the run; none for a new one.
+
+        Raises:
+            Damaged: see `code`.
+        """
+        return [] if self.status() == "new" else changed(self.code, self.today)
+
+    def begin(self) -> None:
+        """code.txt: the hashes of the code that the run begins with."""
+        write_text(self.path / CODE, f"{self.today}\n")
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""

@@ -13,7 +13,7 @@ import pytest
 from fedbench.config import compose, groups, schema
 from fedbench.core.errors import ConfigError
 from fedbench.methods.pfedme import PFedMe
-from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+from fedbench.runs.config import RunConfig, from_plain, resolve
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -131,7 +131,7 @@ def test_key_ignores_what_changes_no_result(toy: Path) -> None:
         changed(run, model={"name": "net"}),
         changed(run, model={"name": "net", "width": 200}),
     ]
-    assert {run_key(other) for other in same} == {run_key(run)}
+    assert {other.key for other in same} == {run.key}
 
 
 def test_key_tells_results_apart(toy: Path) -> None:
@@ -151,7 +151,7 @@ def test_key_tells_results_apart(toy: Path) -> None:
         changed(run, protocol__local__epochs=2),
         changed(run, protocol__report="best_test"),
     ]
-    assert len({run_key(other) for other in different}) == len(different)
+    assert len({other.key for other in different}) == len(different)
 
 
 def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
@@ -161,7 +161,7 @@ def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
     methods = (earlier(3.0, 5, 0.01, 1.0), PFedMe(lam=3.0, restart=False), PFedMe(lam=3.0, restart=True))
     run = resolved()
     for around in (lambda method: method, outer):
-        then, now, other = (run_key(dataclasses.replace(run, method=around(method))) for method in methods)
+        then, now, other = (dataclasses.replace(run, method=around(method)).key for method in methods)
         assert then == now != other
 
 
@@ -173,7 +173,7 @@ def test_key_goes_on_counting_a_retired_field(toy: Path) -> None:
     run = resolved()
     for around in (lambda method: method, outer):
         key, same, other = (
-            run_key(dataclasses.replace(run, method=around(method)))
+            dataclasses.replace(run, method=around(method)).key
             for method in (earlier(0.1, "even"), now(0.1), earlier(0.1, "odd"))
         )
         assert key == same != other
@@ -183,7 +183,7 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
     run = resolved()
     backwards = {key: run.plain[key] for key in reversed(list(run.plain))}
     backwards["protocol"] = {key: run.plain["protocol"][key] for key in reversed(list(run.plain["protocol"]))}
-    assert run_key(from_plain(backwards)) == run_key(run)
+    assert from_plain(backwards).key == run.key
 
 
 @pytest.mark.parametrize("key", ["protocol.rounds", "method.name", "partition.alpha", "hardware.device"])

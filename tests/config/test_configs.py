@@ -13,7 +13,7 @@ import pytest
 
 from fedbench.config import compose, groups
 from fedbench.config.groups import REGISTRIES
-from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_key
+from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve
 from tests.helpers.tiers import tiered
 
 CONF = groups.conf_dir()
@@ -72,7 +72,7 @@ def test_composes_and_builds(file: str) -> None:
     called = "file" if given["name"] == "file" else name  # a split from a file is called by its content
     assert run.labels[group].startswith(called), "tables call a choice as the command line does"
     assert hidden_fields(component, given) == []
-    assert run_key(run) == run_key(from_plain(run.plain))
+    assert run.key == from_plain(run.plain).key
 
 
 @pytest.mark.parametrize("file", [name for name in FILES if name.startswith(("dataset/", "partition/"))])

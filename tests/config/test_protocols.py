@@ -12,7 +12,7 @@ from fedbench.cli.list import listing
 from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import ConfigError, FedbenchError
-from fedbench.runs.config import resolve, run_key
+from fedbench.runs.config import resolve
 from fedbench.runs.execution import labels_of
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
@@ -124,7 +124,7 @@ def test_a_model_that_was_told_is_said_and_has_the_key_of_the_methods_own() -> N
         resolve(compose.compose(["protocol=fedsac", "method=fedavg", *more]))
         for more in ([], ["protocol.score=received"])
     )
-    assert run_key(own) == run_key(told)
+    assert own.key == told.key
     assert labels_of(own).protocol == "fedsac"
     assert labels_of(told).protocol == "fedsac (score=received)"
     assert own.local is not None
@@ -153,7 +153,7 @@ def test_a_cohort_has_the_key_that_was_recorded() -> None:
         "1": "1 client",
     }
     assert all(isinstance(each, float) for each in keyed.values() if each != "1 client")
-    keys = [run_key(resolve(compose.compose([f"protocol.cohort={given}"]))) for given in ("1", "all", "100%")]
+    keys = [resolve(compose.compose([f"protocol.cohort={given}"])).key for given in ("1", "all", "100%")]
     assert keys[0] != keys[1] == keys[2]
 
 

@@ -15,7 +15,7 @@ from fedbench.core.files import read_csv
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions import PARTITIONS
-from fedbench.runs.config import resolve, run_key
+from fedbench.runs.config import resolve
 from tests.data.toys import same
 
 LOCAL = Protocol(val_fraction=0.2)
@@ -205,7 +205,7 @@ def test_a_run_is_known_by_the_split_not_by_where_it_lies(tmp_path):
     c = write(tmp_path / "c.npz", train_0=[2], test_0=[3])
 
     def key(path):
-        return run_key(resolve(compose.compose(["partition=file", f"partition.path={path}"])))
+        return resolve(compose.compose(["partition=file", f"partition.path={path}"])).key
 
     assert key(a) == key(b) != key(c)
     before = key(c)

@@ -13,7 +13,7 @@ from fedbench.config import compose
 from fedbench.core import rng
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.models import vision as weight_files
-from fedbench.runs.config import RunConfig, resolve, run_key
+from fedbench.runs.config import RunConfig, resolve
 from tests.methods.toys import gap
 from tests.models.scratch import build
 
@@ -112,7 +112,7 @@ def test_tables_tell_scratch_and_other_weights_from_imagenet_s(tmp_path: Path) -
     other, fetched = run(f"model.weights={path}"), run("model.download=true")
     labels = [each.labels["model"] for each in (usual, scratch, other, fetched)]
     assert labels == ["resnet18", "resnet18_scratch", "resnet18-6b86b273", "resnet18"]  # sha256 of "1"
-    keys = [run_key(each) for each in (usual, scratch, other, fetched)]
+    keys = [each.key for each in (usual, scratch, other, fetched)]
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3
 

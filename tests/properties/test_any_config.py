@@ -19,7 +19,7 @@ from fedbench.config.compose import SETTINGS, compose
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.errors import ConfigError, FedbenchError
-from fedbench.runs.config import NOT_RESULT, RunConfig, from_plain, resolve, run_key
+from fedbench.runs.config import NOT_RESULT, RunConfig, from_plain, resolve
 from tests.helpers.examples import line_of, tried
 from tests.helpers.presets import PRESETS, build, parameters, preset, replaced
 
@@ -93,16 +93,16 @@ def test_any_value_in_any_field(configs: tuple[dict[str, Any], dict[str, Any]]) 
     before = from_plain(valid)
     try:
         run = from_plain(other)
-        key = run_key(run)
+        key = run.key
     except FedbenchError as error:
         line_of(error)
         return
     assert re.fullmatch("[0-9a-f]{16}", key)
-    assert (key == run_key(before)) == (decisive(run) == decisive(before))
+    assert (key == before.key) == (decisive(run) == decisive(before))
     saved = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
-    assert run_key(resolve(saved)) == key
+    assert resolve(saved).key == key
     if run.local is not None:
-        assert run_key(run.local) == run_key(from_plain(run.local.plain))
+        assert run.local.key == from_plain(run.local.plain).key
 
 
 @st.composite
@@ -140,11 +140,11 @@ def overrides(draw: st.DrawFn) -> list[str]:
 def test_any_words_on_the_command_line(words: list[str]) -> None:
     try:
         run = resolve(compose(words))
-        key = run_key(run)
+        key = run.key
     except Exception as error:
         line_of(error)
         return
-    assert run_key(resolve(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain)))))) == key
+    assert resolve(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))).key == key
 
 
 @given(st.integers(1, 10**6), st.one_of(st.text("0123456789.% al", max_size=6), st.sampled_from(WORDS)))
@@ -180,8 +180,8 @@ def test_any_augmentation(text: str) -> None:
 
 
 def test_every_setting_is_known_to_change_no_result() -> None:
-    before = run_key(from_plain(default()))
+    before = from_plain(default()).key
     with pytest.raises(FedbenchError):
         from_plain({**default(), "runs_dir": ""})
-    assert run_key(from_plain({**default(), "runs_dir": "elsewhere"})) == before
+    assert from_plain({**default(), "runs_dir": "elsewhere"}).key == before
     assert set(SETTINGS) <= set(default())

@@ -23,7 +23,7 @@ from fedbench.core.source import Definition
 from fedbench.engine.setup import Setup
 from fedbench.engine.workers import serve
 from fedbench.runs import execution, fingerprint
-from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.config import RunConfig
 from tests.helpers.codes import PARTS, edit
 from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
@@ -48,7 +48,7 @@ def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfi
 def test_other_samples_make_another_run(tmp_path: Path) -> None:
     """Two folders of files under one name: neither the result nor Local of one is shown for the other."""
     runs = [of_files(tmp_path, name, shift, "method=fedavg") for name, shift in (("a", 0), ("b", 3))]
-    assert run_key(runs[0]) == run_key(runs[1])
+    assert runs[0].key == runs[1].key
     first, second = (execution.execute(run) for run in runs)
     assert first.folder != second.folder
     assert first.row["data"] != second.row["data"]
@@ -165,7 +165,7 @@ def test_what_is_in_the_row_and_the_folder(tmp_path: Path) -> None:
     result = execution.execute(run)
     row = json.loads((result.folder / "result.json").read_text())
     assert [part.partition(":")[0] for part in row["code"].split()] == list(PARTS)
-    assert result.folder.name == f"seed0-{run_key(run)[:8]}-{row['data'][:6]}"
+    assert result.folder.name == f"seed0-{run.key[:8]}-{row['data'][:6]}"
     assert (result.folder / "code.txt").read_text().strip() == row["code"]
 
 

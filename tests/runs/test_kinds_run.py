@@ -17,7 +17,7 @@ from fedbench.engine.recording import check
 from fedbench.papers import spec
 from fedbench.recorders import RECORDERS, parse
 from fedbench.runs.building import build, split_data
-from fedbench.runs.config import RunConfig, resolve, run_key
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute, execute_batched
 from tests.helpers.labelled_formats import LABELLED
 
@@ -99,7 +99,7 @@ def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
 
 def test_keys_tell_networks_and_readings_apart() -> None:
     variants = ([], ["model.divide=each"], ["model.clients=[1,3]"], ["model.kinds.text.vocabulary=300"])
-    assert len({run_key(config("method=fedavg", *each)) for each in variants}) == 4
+    assert len({config("method=fedavg", *each).key for each in variants}) == 4
 
 
 SEVERAL = {"classifier_cosine", "collaboration", "update_variance"}

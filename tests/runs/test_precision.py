@@ -16,7 +16,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.modalities import JointTask
 from fedbench.models.small import LeNet5
 from fedbench.papers.reproduce import select
-from fedbench.runs.config import resolve, run_key
+from fedbench.runs.config import resolve
 from fedbench.runs.execution import execute
 from fedbench.testing.toys import federation, gap, setup, simulate
 from tests.helpers.pair import NETWORKS
@@ -33,8 +33,8 @@ def task(*, bf16: bool):
 
 
 def test_a_coarse_precision_counts_in_the_key_and_float32_does_not() -> None:
-    keys = [run_key(run(f"hardware.precision={name}")) for name in ("float32", "tf32", "bf16")]
-    assert keys[0] == run_key(run())
+    keys = [run(f"hardware.precision={name}").key for name in ("float32", "tf32", "bf16")]
+    assert keys[0] == run().key
     assert len(set(keys)) == 3
     local = run("hardware.precision=bf16").local
     assert local is not None

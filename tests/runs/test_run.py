@@ -30,7 +30,7 @@ from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
 from fedbench.runs import building, execution, fingerprint
 from fedbench.runs import execution as run
-from fedbench.runs.config import from_plain, run_key
+from fedbench.runs.config import from_plain
 from fedbench.runs.folder import CODE, RunFolder
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
@@ -116,14 +116,13 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
     def nothing(*_: Any) -> None:
         pass
 
-    for name in ("check_rounds", "describe", "load_checkpoint", "_status"):
+    for name in ("check_rounds", "describe", "check_hooks", "check_cuts"):
         monkeypatch.setattr(execution, name, nothing)
     for name, value in {
         "split_data": (None, None), "set_up": SimpleNamespace(seen=None), "local_reference": (None, ""),
-        "pick_trainer": SimpleNamespace(close=nothing), "labels_of": Labels(*"dpmfq", 0), "write": {"acc": 1.0},
+        "pick_trainer": SimpleNamespace(close=nothing), "write": {"acc": 1.0},
     }.items():  # fmt: skip
         monkeypatch.setattr(execution, name, lambda *_, value=value: value)
-    monkeypatch.setattr(fingerprint, "code_of", lambda _: "")
     monkeypatch.setattr(execution, "Simulation", Played)
     monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     saves = execution.states, "save_state"
@@ -136,12 +135,15 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         recorders=(),
     )
     folder: Any = SimpleNamespace(
+        key="key",
+        labels=Labels(*"dpmfq", 0),
         begin=nothing,
+        clear=nothing,
         checkpoint="file",
         write_history=lambda history: written.append(("history", "", history)),
     )
     observer: Any = SimpleNamespace(start=nothing)
-    assert execution.experiment(chosen, "key", folder, observer) == {"acc": 1.0}
+    assert execution.experiment(chosen, folder, observer) == {"acc": 1.0}
     assert written == [each for done in expected for each in (("file", "key", done), ("history", "", done))]
 
 
@@ -159,7 +161,7 @@ def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
     weights = np.load(result.folder / "collaboration.npz")["W"]
     assert weights.sum(1) == pytest.approx(np.ones(4))
     saved = OmegaConf.to_container(OmegaConf.load(result.folder / "config.yaml"))
-    assert run_key(from_plain(saved)) == row["key"]  # type: ignore[arg-type]
+    assert from_plain(saved).key == row["key"]  # type: ignore[arg-type]
     assert row["version_torch"] == torch.__version__
     assert json.loads((result.folder / "environment.json").read_text())["device"] == "cpu"
     rounds = pd.read_csv(result.folder / "rounds.csv")

@@ -7,7 +7,7 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.papers.plan import Job, local_reference
-from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+from fedbench.runs.config import RunConfig, from_plain, resolve
 
 CHOSEN = ("dataset=digits", "method=fedcollab", "method/base=ditto", "partition=dir0.5", "force=true")
 
@@ -30,7 +30,7 @@ def test_a_changed_run_is_the_run_of_the_changed_config() -> None:
     ):
         assert changed == composed == from_plain(composed.plain)
         assert changed.labels == composed.labels
-        assert run_key(changed) == run_key(composed) != run_key(run)
+        assert changed.key == composed.key != run.key
     assert run == made(), "the run itself is as it was"
 
 
@@ -61,12 +61,12 @@ def test_a_run_is_compared_with_one_local_run(more: tuple[str, ...], expected: t
     run = made("protocol.rounds=7", "save_models=true", *more)
     local = resolve(compose(["dataset=digits", "partition=dir0.5", "protocol.rounds=7", "method=local", *expected]))
     assert run.local is not None
-    assert run_key(run.local) == run_key(local)
+    assert run.local.key == local.key
     assert not run.local.settings.force
     assert not run.local.settings.save_models
     assert run.local.local is None
     twin = local_reference(Job((*CHOSEN, "protocol.rounds=7", "save_models=true", *more), run))
-    assert run_key(twin.config) == run_key(resolve(compose(twin.overrides))) == run_key(local)
+    assert twin.config.key == resolve(compose(twin.overrides)).key == local.key
     assert not any("ditto" in text or "reference_seed=9" in text for text in twin.overrides)
 
 
@@ -74,6 +74,6 @@ def test_a_local_run_of_another_rate_is_named_as_it_is_run() -> None:
     texts = (*CHOSEN, "protocol.rounds=7", "protocol.optimizer.lr=0.05", "reference_lr=0.2")
     job = Job(texts, resolve(compose(list(texts))))
     twin = local_reference(job)
-    assert run_key(twin.config) == run_key(resolve(compose(twin.overrides)))
+    assert twin.config.key == resolve(compose(twin.overrides)).key
     assert twin.config.protocol.optimizer.lr == 0.2
     assert twin.config.protocol.rounds == 7

@@ -177,8 +177,8 @@ def test_a_run_of_other_samples_has_a_record_of_its_own(tmp_path: Path, monkeypa
     settings = SettingsConfig(progress="none", mlflow=MlflowConfig(enabled=True))
     chosen: Any = types.SimpleNamespace(settings=settings, plain={})
     for data in ("0123456789", "abcdefghij"):
-        folder: Any = types.SimpleNamespace(path=tmp_path, data=data)
-        execution.observers(chosen, KEY, folder)
+        folder: Any = types.SimpleNamespace(path=tmp_path, key=KEY, data=data)
+        execution.observers(chosen, folder)
     assert asked == [f"{KEY}-012345", f"{KEY}-abcdef"]
 
 

@@ -24,7 +24,7 @@ from fedbench.config.messages import one_line
 from fedbench.core.errors import Stale
 from fedbench.papers import execute
 from fedbench.papers.plan import Job, local_reference
-from fedbench.runs.config import from_plain, resolve, run_key
+from fedbench.runs.config import from_plain, resolve
 from fedbench.sweeps.jobs import JobOutcome
 from tests.helpers.codes import edit
 from tests.helpers.labelled_formats import write_labelled
@@ -242,7 +242,7 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     assert apart
     found = [from_plain(plain) for plains in tasks for plain in plains]
     assert [each.hardware.engine for each in found] == [expected] * runs
-    assert [run_key(each) for each in found] == [each.key for each in jobs]
+    assert [each.key for each in found] == [each.key for each in jobs]
 
 
 def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.papers import fill, plan, recorded, reproduce, spec, store
 from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
-from fedbench.runs.config import from_plain, run_key
+from fedbench.runs.config import from_plain
 from tests.papers.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
@@ -49,7 +49,7 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
         return plan.make(own, selection(tmp_path, rows=("FedAvg",), columns=("elsewhere",), seeds=seeds), record)
 
     _, plain = compose_cell(own, own.columns[1], own.rows[0].overrides, selection(tmp_path))
-    key = run_key(from_plain(plain).changed(seed=0))
+    key = from_plain(plain).changed(seed=0).key
     cells = (store.Cell("FedAvg", "elsewhere", "acc", (50.0,), (0,), (key,)),)
     record = recorded.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"}})
     assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0, str(tmp_path)) == OK
@@ -96,11 +96,11 @@ def test_no_local_is_trained_where_no_metric_reads_ipr_or_rsd(tmp_path: Path) ->
 
 def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
     from fedbench.config.compose import compose
-    from fedbench.runs.config import resolve, run_key
+    from fedbench.runs.config import resolve
 
     for scale in ("paper", "smoke"):
         for job in plan.make(table(), selection(tmp_path, scale=scale)).jobs:
-            assert run_key(resolve(compose(job.overrides))) == job.key
+            assert resolve(compose(job.overrides)).key == job.key
 
 
 def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedbench.papers import measures, published, spec
 from fedbench.papers.selection import _without
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
 from fedbench.papers.studies import STUDIES
-from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.config import RunConfig
 from tests.helpers.tiers import tiered
 from tests.papers.tables.cells import composed, config, load
 
@@ -103,7 +103,7 @@ def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str
     known = [config(varied.name, row.label, place.label) for row in varied.rows]
     for row in table.rows:
         assert table.published(row, table.columns[0], table.metrics[0]) is not None
-        assert run_key(config(name, row.label, table.columns[0].label)) not in [run_key(run) for run in known]
+        assert config(name, row.label, table.columns[0].label).key not in [run.key for run in known]
 
 
 @pytest.mark.parametrize("name", groups.names("table"))
