@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.papers.published import Margin, Published, find_published, parse_margins
+from fedbench.papers.published import Published, find_published
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class RowSpec:
     baseline: tuple[str, ...] = ()  # overrides instead of `overrides`: the run that a ratio is taken to
     study: str = ""  # what fills the cell instead of a training run (fedbench.papers.studies)
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
-    # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
-    exploratory: str | None = None
-    exploratory_with: tuple[str, ...] = ()  # the overrides with which alone that choice decides something; none: always
+    # Why its verdicts are counted apart: its setting was chosen after seeing outcomes. A mapping says it by override of
+    # what is left open: the choice decides something there alone.
+    exploratory: Any = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ColumnSpec:
     substitute: tuple[str, ...] = ()
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
     rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
-    exploratory: str | None = None  # as a row's
+    exploratory: Any = None  # as a row's
     # Label of rows, or a glob -> why their inputs would not be the paper's here: such a cell is not run.
     unlike: dict[str, str] = field(default_factory=dict)
     unlike_with: tuple[str, ...] = ()  # the keys, or dataset, with whose change alone that is so; none: always
@@ -68,6 +68,13 @@ class ColumnSpec:
     def own(self, row: str) -> tuple[str, ...]:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
         return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
+
+
+def exploratory_reasons(mark: object) -> dict[str, Any]:
+    """Return override -> reason of a table's, row's or column's `exploratory`; the override "" stands for always."""
+    if mark is None:
+        return {}
+    return {str(key): reason for key, reason in mark.items()} if isinstance(mark, Mapping) else {"": mark}
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,8 @@ class TableSpec:
     # Keys of a run that the paper does not settle, or overrides that do what its authors did: they void no verdict.
     left_open: tuple[str, ...] = ()
     varies: str = ""  # the table whose published values stand here too, beside runs at other settings
-    margins: dict[str, Margin] = field(default_factory=dict)  # metric -> in place of the default
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> labels or globs of rows judged jointly
-    exploratory: dict[str, str] = field(default_factory=dict)  # override of what is left open -> why it was chosen
+    exploratory: Any = None  # as a row's, of all rows
     notes: tuple[str, ...] = ()  # what holds at every scale: settings, what the paper leaves open
     findings: tuple[Finding, ...] = ()
 
@@ -199,7 +205,7 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
 
     Raises:
         UnknownName: a key, metric or headline that there is none of.
-        ConfigError: a value that cannot be, or an exploratory mark or a margin without a reason.
+        ConfigError: a value that cannot be, or an exploratory mark without a reason.
     """
     where = f"table '{content.get('name')}'"
     made: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
@@ -208,15 +214,10 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
             raise ConfigError(f"{where}: '{key}' must be a list")
     findings = ({"text": each} if isinstance(each, str) else each for each in content.get("findings") or ())
     made["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
-    mappings = {key: content.get(key) or {} for key in ("margins", "groups", "exploratory")}
-    for key, given in mappings.items():
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where}: '{key}' must be a mapping")
-    made["margins"] = parse_margins(mappings["margins"], [metric.name for metric in made["metrics"]], where)
-    made["groups"] = {name: _group(name, rows, where) for name, rows in mappings["groups"].items()}
-    made["exploratory"] = dict(mappings["exploratory"])
-    for override, reason in made["exploratory"].items():
-        _reason(reason, f"{where}: '{override}'")
+    if not isinstance(given := content.get("groups") or {}, Mapping):
+        raise ConfigError(f"{where}: 'groups' must be a mapping")
+    made["groups"] = {name: _group(name, rows, where) for name, rows in given.items()}
+    _check_reasons(content, where)
     for name, least in (("published_seeds", 1), ("clients", 0)):
         if type(given := content.get(name, least)) is not int or given < least:
             raise ConfigError(f"{where}: {name} is {given}; it must be a whole number of at least {least}")
@@ -238,8 +239,7 @@ def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
     if len(set(labels)) < len(labels):
         raise ConfigError(f"{where}: two of its {key} have the same name")
     for entry, label in zip(entries, labels, strict=True):
-        if (reason := entry.get("exploratory")) is not None:
-            _reason(reason, f"{where}: {key.removesuffix('s')} '{label}'")
+        _check_reasons(entry, f"{where}: {key.removesuffix('s')} '{label}'")
     return found
 
 
@@ -249,9 +249,11 @@ def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
     return tuple(map(str, patterns))
 
 
-def _reason(given: object, where: str) -> None:
-    if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"{where} is marked exploratory without a reason; say what was seen before it was chosen")
+def _check_reasons(line: Mapping[str, Any], where: str) -> None:
+    for override, reason in exploratory_reasons(line.get("exploratory")).items():
+        if not isinstance(reason, str) or not reason.strip():
+            place = f"{where}: '{override}'" if override else where
+            raise ConfigError(f"{place} is marked exploratory without a reason; say what was seen before it was chosen")
 
 
 def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple[LineT, ...]:

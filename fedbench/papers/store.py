@@ -99,15 +99,12 @@ class TableResult:
 
     def exploratory(self, row: str, column: str) -> str:
         """Return why the verdicts on a row in a column are counted apart; "" if they are not."""
-        for override, reason in self.spec.exploratory.items():
-            if override in self.provenance.varied:
-                return reason
         (marked,) = (each for each in self.spec.rows if each.label == row)
-        if marked.exploratory and (not (only := marked.exploratory_with) or set(only) & set(self.provenance.varied)):
-            return marked.exploratory
         (place,) = (each for each in self.spec.columns if each.label == column)
-        if place.exploratory:
-            return place.exploratory
+        for line in (self.spec, marked, place):
+            for override, reason in spec.exploratory_reasons(line.exploratory).items():
+                if not override or override in self.provenance.varied:
+                    return str(reason)
         return SEVERAL if self.spec.varies else ""
 
     def clients_of(self, column: str) -> int | None:
@@ -135,8 +132,8 @@ ARCHIVE = "table.zip"
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"  # and what is in it
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
-JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
-JUDGING_LINES = {"rows": ("exploratory", "exploratory_with"), "columns": ("exploratory",)}  # the same of a line
+JUDGING = ("published_seeds", "published_over_k", "clients", "groups", "exploratory", "notes", "findings")
+JUDGING_LINES = {"rows": ("exploratory",), "columns": ("exploratory",)}  # the same of a line
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
@@ -203,7 +200,7 @@ def files_of(folder: Path, kind: str = "table") -> Archive:
 def read_table(folder: Path) -> TableResult:
     """Return the table in `folder`, its cells as stored.
 
-    What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
+    What they are judged by is looked up again: published values, and from the table's YAML of today what
     is exploratory, what is still to do, notes and findings. So a correction shows at once.
 
     Raises:
@@ -212,8 +209,8 @@ def read_table(folder: Path) -> TableResult:
     files = files_of(folder)
     content = files.json(TABLE)
     try:
-        for line in (*content["spec"]["rows"], *content["spec"]["columns"]):
-            for old in ("unsupported", "note"):  # which earlier versions wrote
+        for line in (content["spec"], *content["spec"]["rows"], *content["spec"]["columns"]):
+            for old in ("unsupported", "note", "margins", "exploratory_with"):  # which earlier versions wrote
                 line.pop(old, None)
         table = _judged_as_today(spec.parse_spec(content["spec"]))
         rows = {row.label: row for row in table.rows}

@@ -283,14 +283,12 @@ def sentences(layout: Layout) -> Iterator[str]:
 
 
 def _margin(table: TableResult, metric: MetricSpec) -> str:
-    own = table.spec.margins.get(metric.name)
-    sizes = {published.width(metric.name, table.spec.margins, 100, n) for n in table.clients.values() or [None]}
-    if own is None and metric.name == "ipr":
+    sizes = {published.width(metric.name, 100, n) for n in table.clients.values() or [None]}
+    if metric.name == "ipr":
         words = f"one client ({', '.join(f'{size:g}' for size in sorted(filter(None, sizes))) or 'unknown'})"
     else:
-        relative = (own or published.default_margin(metric.name)).relative
-        words = f"{sizes.pop():g}{' % of the published value' if relative else ''}"
-    return f"{metric.label} {words}{f' ({own.why})' if own else ''}"
+        words = f"{sizes.pop():g}{' % of the published value' if published.is_relative(metric.name) else ''}"
+    return f"{metric.label} {words}"
 
 
 def _partitions(table: TableResult) -> Iterator[str]:

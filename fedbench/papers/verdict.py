@@ -104,7 +104,7 @@ def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
 
 def margin_of(table: TableResult, cell: Cell, published: Published) -> float | None:
     """Return the margin around a published value of the cell's metric; None if it is not known."""
-    return width(cell.metric, table.spec.margins, published.mean, table.clients_of(cell.column))
+    return width(cell.metric, published.mean, table.clients_of(cell.column))
 
 
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:

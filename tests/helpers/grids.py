@@ -22,14 +22,13 @@ WORDS = re.compile(
 def grid(group: str, name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
     """The values of a table or figure by (column, row, whether for other data); "": those of all columns, or rows.
 
-    Numbers of seeds, overrides, studies, baselines, what a measure reads, margins, what is left open or exploratory, of
+    Numbers of seeds, overrides, studies, baselines, what a measure reads, what is left open or exploratory, of
     a figure its setting of the paper (of those that have none, the open one's); not the words.
     """
     content = yaml.safe_load((stated.CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
     plain = ("seeds", "published_seeds", "published_over_k", "clients", "left_open")
     base = {key: content[key] for key in plain if key in content}
     base |= {"exploratory": list(content["exploratory"])} if "exploratory" in content else {}
-    base |= dict(_kept(stated.leaves(content.get("margins", {}), "margins.")))
     setting = _setting(content)
     base |= {key: setting[key] for key in ("seeds",) if key in setting}
     base |= dict(map(stated.parsed, (*content.get("base", ()), *setting.get("overrides", ()))))
@@ -40,8 +39,9 @@ def grid(group: str, name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
             label = str(line["label"])
             values = dict(map(stated.parsed, line.get("overrides", ())))
             values |= {f"baseline.{key}": value for key, value in map(stated.parsed, line.get("baseline", ()))}
-            values |= {key: line[key] for key in ("study", "exploratory_with") if key in line}
-            values |= {"exploratory": True} if line.get("exploratory") else {}
+            values |= {key: line[key] for key in ("study",) if key in line}
+            if mark := line.get("exploratory"):
+                values["exploratory"] = list(mark) if isinstance(mark, Mapping) else True
             values |= dict(stated.leaves(line.get("measures", {})))
             found[(label, "", False) if kind == "columns" else ("", label, False)] = values
             for rows, overrides in line.get("rows", {}).items():
