@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -55,10 +55,6 @@ def _setting(content: Mapping[str, Any]) -> dict[str, Any]:
     """A figure's at the paper's scale, or on open data; none of a table."""
     settings: dict[str, dict[str, Any]] = content.get("settings", {})
     return settings.get("paper") or settings.get("open") or {}
-
-
-def _kept(values: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in values if not key.endswith(".why"))
 
 
 def says(place: tuple[str, str, bool], value: Any) -> bool:
