@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import graphlib
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import grimp
 import pytest
 
+from fedbench.cli.list import flat
 from fedbench.cli.program import COMMANDS
 from fedbench.config import groups
+from fedbench.config.schema import SettingsConfig
 from fedbench.engine.method import Method
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 # are a catalogue: each is a file, and they may be long only on average as the papers need. Of the scripts 390 lines are
 # the site's, which has a page for each method.
 HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 30_400, 140, 140, 3_600
+# What a head must hold: classes outside methods/, options of every run, types that docs/architecture.md passes around.
+CLASSES, OPTIONS, CONCEPTS = 285, 72, 8
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.
@@ -75,6 +80,31 @@ def test_the_interface_of_a_method_is_no_larger() -> None:
     """What serves one method goes into that method."""
     members = [name for name in vars(Method) if not name.startswith("_")]
     assert len(members) <= 24, sorted(members)
+
+
+def classes(within: str = "**/*.py") -> list[tuple[str, str]]:
+    """(file below fedbench/, class) of every class."""
+    place = ROOT / "fedbench"
+    return [
+        (file.relative_to(place).as_posix(), node.name)
+        for file in sorted(place.glob(within))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    public = Counter(name for _, name in classes() if not name.startswith("_"))
+    assert [name for name, count in public.items() if count > 1] == []
+
+
+def test_what_a_head_must_hold_is_no_more() -> None:
+    assert len([file for file, _ in classes() if not file.startswith("methods/")]) <= CLASSES
+    schemas = (*groups.SCHEMAS.values(), SettingsConfig)
+    assert sum(len(flat(dataclasses.asdict(schema()))) for schema in schemas) <= OPTIONS
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    passed = text.partition("## What passes between them")[2].partition("\n## ")[0]
+    assert sum(line.startswith("| `") for line in passed.splitlines()) <= CONCEPTS
 
 
 def test_the_budget_is_kept() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
@@ -190,26 +192,75 @@ def _leaves(method: type, what: str) -> str:
     return next((re.sub(r"\s+", " ", found[1]) for found in texts if found), "-")
 
 
+@functools.cache
+def varied() -> frozenset[tuple[str, str]]:
+    """Return (method, key) of the parameters that a preset, table, figure, board or experiment sets, or a board tunes.
+
+    A key that a file sets counts for every method that the file names.
+    """
+    found = set[tuple[str, str]]()
+    for group in ("table", "figure", "leaderboard", "experiment"):
+        for name in groups.names(group):
+            text = groups.file_of(group, name).read_text(encoding="utf-8")
+            chosen = re.findall(r"\bmethod(?:/base)?=(\w+)", text)
+            named = {str(groups.plain_option("method", each)["name"]) for each in chosen}
+            found |= set(itertools.product(named, re.findall(r"\bmethod\.(?:base\.)?([\w.]+)=", text)))
+    for name in usable("method"):
+        config = groups.plain_option("method", name)
+        usual = str(config["name"])
+        changes = groups.different(config, groups.plain_option("method", usual)) if usual != name else {}
+        found |= {(usual, key) for key in (*flat(changes), *(groups.tune(name) or {}))}
+    return frozenset(found)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested config by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _without_fixed(config: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the config of a method's YAML without the parameters that nothing varies."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        inner = isinstance(value, Mapping) and "name" not in value
+        if inner:
+            found[key] = {each: part for each, part in value.items() if (method, f"{key}.{each}") in varied()}
+        elif key == "base" or (method, key) in varied():
+            found[key] = value
+    return found
+
+
 def presets() -> Listing:
-    """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row."""
+    """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row.
+
+    Of fedbench's own methods without what nothing varies: that is in the YAML.
+    """
     rows = []
     for name in usable("method"):
         config = groups.plain_option("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
         parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value}
+        if groups.registry("method").get(usual).__module__.startswith(f"{OWN}."):
+            config = _without_fixed(config, usual)
+            parts = {key: config[key] for key in parts if config[key]}
         whole = {key: value for key, value in config.items() if key not in parts}
         changes = groups.different(config, groups.plain_option("method", usual)) if variant else {}
         switched = {key: "null" if value is None else value for key, value in changes.items()}
         shown = groups.parameters(switched if variant else whole) or "-"
-        said = domains(groups.registry("method").get(usual)).split(", ")
+        found = domains(groups.registry("method").get(usual)).items()
+        said = [f"{key} {domain}" for key, domain in found if key in flat(config)]
         own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
         text = f"as {usual}, but {shown}" if variant else shown
         rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
         for key, part in ({} if variant else parts).items():
             theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
             rows.append({"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs})
-    return Listing("Parameters of the methods; any of them is a key: method.mu=1", rows)
+    title = "Parameters that a table, board or preset varies, each a key (method.mu=1); conf/method/ has the others"
+    return Listing(title, rows)
 
 
 def scored() -> Listing:
@@ -243,23 +294,24 @@ def components(group: str, title: str) -> Listing:
             row |= {"parameters": groups.parameters(config), "domains": "-"}
             if config["name"] in (registry := groups.registry(group)):  # else it stands for another's (model=auto)
                 cls = registry.get(config["name"])
-                row["domains"], source = domains(cls) or "-", f"{cls.__module__.replace('.', '/')}.py"
+                said = ", ".join(f"{key} {domain}" for key, domain in domains(cls).items())
+                row["domains"], source = said or "-", f"{cls.__module__.replace('.', '/')}.py"
         row["source"] = source
         rows.append(row)
     return Listing(title, rows)
 
 
-def domains(cls: type, prefix: str = "") -> str:
-    """Return `key domain` of each of the class's parameters that has one, those of a schema inside too."""
-    words = []
+def domains(cls: type, prefix: str = "") -> dict[str, str]:
+    """Return the domain of each of the class's parameters that has one, by key, those of a schema inside too."""
+    found: dict[str, str] = {}
     for each in dataclasses.fields(cls):
         domain, inner = each.metadata.get(DOMAIN), cast("Any", each.default_factory)
         if isinstance(inner, type) and issubclass(inner, Component):
-            words.append(domains(inner, f"{prefix}{each.name}."))
+            found |= domains(inner, f"{prefix}{each.name}.")
         elif domain is not None and domain.short:
             null = " or null" if "None" in str(each.type) else ""
-            words.append(f"{prefix}{each.name} {domain.short}{null}")
-    return ", ".join(word for word in words if word)
+            found[f"{prefix}{each.name}"] = f"{domain.short}{null}"
+    return found
 
 
 def _datasets() -> Listing:

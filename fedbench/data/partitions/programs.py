@@ -26,7 +26,7 @@ LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator
 
 
 @dataclass(frozen=True)
-class Program(PartitionSpec):
+class AuthorsProgram(PartitionSpec):
     """An authors' program, run with one seed."""
 
     draw: int | None = within(0, LARGEST_SEED, 0)  # its seed; null: the partition seed draws one
@@ -56,7 +56,7 @@ def by_label(labels: Ints, classes: int, program: np.random.RandomState) -> Iter
 
 
 @dataclass(frozen=True)
-class FedSac(Program):
+class FedSac(AuthorsProgram):
     """Clients whose last fifth validates."""
 
     num_clients: int = at_least(1, 10)
@@ -173,7 +173,7 @@ class FedSacPathological(FedSac):
 
 
 @dataclass(frozen=True)
-class ShiftCode(Program):
+class ShiftCode(AuthorsProgram):
     """Large and small clients with as many samples of each label, before anything is done to them."""
 
     pools: ClassVar[bool] = True
