@@ -250,8 +250,8 @@ def test_cells_inside_fedcollab_are_of_the_authors_distances_or_not_planned(tmp_
             _, plain = compose_cell(spec_, column, (*row.overrides, *column.own(row.label)), selection(tmp_path))
             assert plain["method"]["packaged"] == column.label.lower().replace(" ", "_")
             assert plain["partition"]["name"] == f"{plain['method']['packaged']}_code"
-            assert not column.unlike_paper(row.label, selection(tmp_path))
-            assert column.unlike_paper(row.label, selection(tmp_path, ("partition.draw=1",)))
+            assert not selection(tmp_path).unlike_paper(row, column)
+            assert selection(tmp_path, ("partition.draw=1",)).unlike_paper(row, column)
 
 
 def cell(*changed: str) -> dict[str, Any]:
