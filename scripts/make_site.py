@@ -69,6 +69,7 @@ SETTINGS = {
     "autodoc_typehints": "signature",
     "python_maximum_signature_line_length": 100,
     "html_copy_source": False,
+    "html_show_search_summary": False,  # it is fetched page by page, which a browser refuses in a folder
     "html_show_sphinx": False,
     "html_show_sourcelink": False,
     "html_use_index": False,

@@ -262,7 +262,7 @@ class Task:
     def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
         """The `names` that a selector matches, in order.
 
-        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
+        A selector is a glob (`conv.*`, `personal/*`) or a group (@head, @body, @classifier, @norm, @stats), either
         after a namespace ("personal/@head") or without one.
         """
         wanted = list(selectors)

@@ -27,14 +27,14 @@ def started() -> Iterator[sync_api.Browser]:
         browser.close()
 
 
-def opened(browser: sync_api.Browser, results: Path, address: str = "", **options: Any) -> Iterator[sync_api.Page]:
-    """`results`/index.html at `address` (a hash)."""
+def opened(browser: sync_api.Browser, folder: Path, address: str = "", **options: Any) -> Iterator[sync_api.Page]:
+    """`folder`/index.html at `address` (a hash), or another file of `folder` that `address` begins with."""
     context = browser.new_context(**options)
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
-    page.goto((results / "index.html").as_uri() + address)
+    page.goto(f"{folder.as_uri()}/{'' if address[:1].isalpha() else 'index.html'}{address}")
     yield page
     context.close()
     assert wrong == []
