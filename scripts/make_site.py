@@ -20,7 +20,7 @@ import shutil
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -38,11 +38,16 @@ PAGES = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "docs/*.md",
+    "docs/**/*.md",
     "results/*.md",
+    "results/bench/**/*.md",
+    "results/reliability/*.md",
     "results/leaderboard/*/*.md",
     "results/tables/**/*.md",
 )
+NUMBERS = ("ours", "theirs", "difference", "explanation")
+BY_HAND = re.compile("by_hand|test_histories|test_rounds")
+SOURCES = ("settings", "readings")  # CSV files of docs/, each a page of the site
 WRAPPED = 85  # characters: a line of a docstring that is as long goes on in the next
 INTERFACES = {  # heading -> what is imported from where
     "Running": {"fedbench": "run sweep load table Run"},
@@ -114,16 +119,19 @@ def documents() -> dict[str, str]:
         for pattern in PAGES
         for file in sorted(ROOT.glob(pattern))
     }
+    texts |= {source_page(name): text for name, text in (("settings", settings()), ("readings", all_readings()))}
     found = {name: linked(name, text, texts) for name, text in texts.items()}
     home = found.pop("README.md")
     guides = re.findall(r"\]\((docs/[\w-]+\.md)", home)  # in the README's order, then those that it does not name
+    references = [name for name in found if name.startswith("docs/reference/")]
     guides = [*dict.fromkeys([*guides, *(name for name in found if name.startswith("docs/"))])]
+    guides = [name for name in guides if name not in references]
     results = [name for name in found if re.fullmatch(r"results/(\w+|leaderboard/\w+/README)\.md", name)]
     tables = {name for name in found if name.startswith("results/")} - {*results}
     found |= {name: f"---\norphan: true\n---\n\n{found[name]}" for name in tables}  # reached from the pages of results
     trees = {
         "Guide": guides,
-        "Reference": ["methods/index.md", "api.md"],
+        "Reference": ["methods/index.md", *references, "api.md"],
         "Results": results,
         "Project": ["CHANGELOG.md", "CONTRIBUTING.md"],
     }
@@ -140,7 +148,10 @@ def tree(caption: str, names: Sequence[str]) -> str:
 
 
 def linked(name: str, text: str, pages: Iterable[str]) -> str:
-    """Return the text of the page `name` with each link to a file that is no page of the site as plain text."""
+    """Return the text of the page `name` with each link to a file that is no page of the site as plain text.
+
+    A link to a CSV file of docs/ leads to its page.
+    """
 
     def kept(match: re.Match[str]) -> str:
         target = match[2].partition("#")[0]
@@ -148,6 +159,10 @@ def linked(name: str, text: str, pages: Iterable[str]) -> str:
         inside = not target or ":" in target or path in pages or path.endswith((".svg", ".png"))
         return match[0] if inside else match[1]
 
+    for source in SOURCES:
+        text = re.sub(
+            rf"\]\([\w./]*\b{source}\.csv\)", f"]({os.path.relpath(source_page(source), Path(name).parent)})", text
+        )
     text = (
         text.replace("](README.md", "](index.md")
         if "/" not in name
@@ -204,7 +219,8 @@ def method_page(name: str, row: Mapping[str, str]) -> str:
     parts += section("Presets", [preset_line(each, name) for each in presets if each != name])
     parts += section("Where text and code differ", readings(titled, name))
     parts += section("Where each value comes from", sources(presets))
-    parts += section("Checks", checks(name, cls))
+    parts += section("Checks", checks(name, cls, presets))
+    parts += section("Beside other implementations", implementations(presets))
     parts += section("On the leaderboards", boards(presets))
     return "\n\n".join(parts) + "\n"
 
@@ -326,19 +342,47 @@ def lines_of(file: str) -> list[dict[str, str]]:
         return [*csv.DictReader(handle)]
 
 
+READINGS = ("about", "where", "the_text", "the_code", "follows_text", "follows_code", "default", "why")
+READINGS_HEAD = (
+    "about",
+    "where",
+    "the text",
+    "the authors' code",
+    "to follow the text",
+    "to follow the code",
+    "default",
+)
+
+
 def readings(titled: str, name: str) -> list[Any]:
     """Return where the paper's text and its authors' code differ, and which is followed."""
     names = {titled.casefold(), name}
-    found = [row for row in lines_of("readings.csv") if row["paper"].casefold() in names]
-    columns = ("about", "where", "the_text", "the_code", "default", "why")
-    head = ("about", "where", "the text", "the authors' code", "default", "why")
-    return [head, *([escaped(row[column]) for column in columns] for row in found)] if found else []
+    return readings_table([row for row in lines_of("readings.csv") if row["paper"].casefold() in names])
+
+
+def readings_table(found: Sequence[Mapping[str, str]]) -> list[Any]:
+    """Return lines of docs/readings.csv as a table; nothing for none."""
+    coded = {"follows_text", "follows_code", "default"}
+    lines = [
+        [
+            "<br>".join(f"`{part}`" for part in row[column].split("; "))
+            if column in coded and "=" in row[column]
+            else escaped(row[column]) + (f"<br>`{row['key']}`" if column == "about" and row["key"] else "")
+            for column in READINGS
+        ]
+        for row in found
+    ]
+    return [(*READINGS_HEAD, "why"), *lines] if lines else []
 
 
 def sources(presets: Sequence[str]) -> list[Any]:
     """Return where the values of the presets come from."""
     wanted = {f"method={name}" for name in presets}
-    found = [row for row in lines_of("settings.csv") if wanted & set(row["preset"].split(", "))]
+    return sources_table([row for row in lines_of("settings.csv") if wanted & set(row["preset"].split(", "))])
+
+
+def sources_table(found: Sequence[Mapping[str, str]]) -> list[Any]:
+    """Return lines of docs/settings.csv as a table; nothing for none."""
     lines = [
         [
             f"`{row['preset']}`",
@@ -348,19 +392,74 @@ def sources(presets: Sequence[str]) -> list[Any]:
         ]
         for row in found
     ]
-    return [("preset", "values", "from", ""), *lines] if lines else []
+    return [("preset", "values", "from", "remark"), *lines] if lines else []
 
 
-def checks(name: str, cls: type) -> list[Any]:
-    """Return the laws that hold the method, and the tests that name its class."""
-    laws = [f"- At its limit it is another method: {said}" for said in limits() if said.startswith(f"`{cls.__name__}(")]
-    tests = [f"`{file}::{test}`" for file, test, names in tests_of_methods() if cls.__name__ in names]
-    listed = "- Tests that name it: " + ", ".join(tests) if tests else ""
-    return [
-        "\n".join(
-            filter(None, [f"- `python -m fedbench check-method {name}` runs the conformance suite.", *laws, listed])
-        )
+def source_page(name: str) -> str:
+    """Return the page of the site that shows docs/NAME.csv."""
+    return f"docs/reference/{name}.md"
+
+
+def settings() -> str:
+    """Return the page of docs/settings.csv: where each value of each preset and table comes from."""
+    text = (
+        "Every value of every preset under `conf/` and of every table, with its source. A test compares it with the "
+        "presets. `table=fedsac_t1 columns=C10 * rows=FedSaC` are those rows of a table in those columns."
+    )
+    return by_paper("Where each value comes from", text, "settings.csv", "source", sources_table)
+
+
+def all_readings() -> str:
+    """Return the page of docs/readings.csv: where texts of papers and code of their authors differ."""
+    text = (
+        "A paper's text and its authors' code do not always agree, and both leave things open. `WORDS: VALUE` reads: "
+        "with these words on the command line the key in the first column has this value. An empty cell has nothing "
+        "to follow. A test compares the statements with the presets."
+    )
+    return by_paper("Where text and code differ", text, "readings.csv", "paper", readings_table)
+
+
+def by_paper(title: str, text: str, file: str, column: str, table: Callable[[list[dict[str, str]]], list[Any]]) -> str:
+    """Return a CSV file of docs/ as a page with a table for each value of the column that names the paper."""
+    lines = lines_of(file)
+    names = dict.fromkeys(line[column] for line in lines)
+    parts = [section(escaped(name), table([line for line in lines if line[column] == name])) for name in names]
+    return "\n\n".join([f"# {title}", text, *(each for part in parts for each in part)]) + "\n"
+
+
+def checks(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
+    """Return the laws that hold the method, its rounds computed by hand, and the tests that name its class."""
+    said = [line for line in evidence("checks.csv") if {*presets} & {*line["method"].split(", ")}]
+    laws = [f"- Law: {line['law']} (`{line['law_test']}`)" for line in said]
+    laws += [f"- Law: {limit}" for limit in limits() if limit.startswith(f"`{cls.__name__}(") and not said]
+    named = [f"{file}::{test}" for file, test, names in tests_of_methods() if cls.__name__ in names]
+    hand = [*(line["by_hand"] for line in said), *(test for test in named if BY_HAND.search(test))]
+    rest = [test for test in named if test not in hand]
+    parts = [f"- `python -m fedbench check-method {name}` runs the conformance suite.", *laws]
+    for words, tests in (("Rounds computed by hand", hand), ("Other tests that name it", rest)):
+        parts += [f"- {words}: " + ", ".join(f"`{test}`" for test in dict.fromkeys(tests))] if tests else []
+    return ["\n".join(parts)]
+
+
+def implementations(presets: Sequence[str]) -> list[Any]:
+    """Return our accuracy and that of other implementations on one split."""
+    lines = [
+        [
+            f"`{line['method']} {line['setting']}`".replace(" `", "`"),
+            escaped(f"{line['rival']} {line['commit']}"),
+            *(line[c] for c in NUMBERS),
+        ]
+        for line in evidence("other_implementations.csv")
+        if line["method"] in presets
     ]
+    return [("here", "there", "here, %", "there, %", "difference", "why"), *lines] if lines else []
+
+
+@cache
+def evidence(file: str) -> tuple[dict[str, str], ...]:
+    """Return the lines of a CSV file of results/evidence."""
+    with (ROOT / "results" / "evidence" / file).open(encoding="utf-8", newline="") as handle:
+        return tuple(csv.DictReader(handle))
 
 
 @cache

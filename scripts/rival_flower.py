@@ -1,4 +1,4 @@
-"""FedAvg in Flower's simulation on the same work as fedbench: docs/speed.md says how to install both.
+"""FedAvg in Flower's simulation on the same work as fedbench: docs/hardware.md says how to install both.
 
     python scripts/rival_flower.py [W1 W2] [--processes 2] [--out results/bench]
 

@@ -1,8 +1,8 @@
-"""Rewrite the generated parts of *.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
+"""Rewrite the generated parts of *.md, docs/ and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
-KIND is one that `python -m fedbench list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
-`filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper;
-`readings` and `settings`, docs/readings.csv and docs/settings.csv; `keys` and `code`, the changelog's part on results.
+KIND is one of `python -m fedbench list`, or one of these: `speed`, ratios of the benchmarks under results/bench/;
+`filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper; `others`, our
+methods beside other implementations; `keys` and `code`, the changelog's part on results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-
-from benchmarks.render import markdown
 
 from fedbench.cli.list import KINDS, listing
 from fedbench.config import groups
@@ -36,18 +34,7 @@ VENUES = {
     "fedrema": "ECAI 2024",
 }
 TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in text.PAPERS.items()}
-READINGS = {
-    "about": "about",
-    "where": "where",
-    "the_text": "the text",
-    "the_code": "the authors' code",
-    "follows_text": "to follow the text",
-    "follows_code": "to follow the code",
-    "default": "default",
-    "why": "why",
-}
-SETTINGS = {"preset": "preset", "settings": "values", "place": "from", "remark": ""}
-CODE = ("follows_text", "follows_code", "default", "preset", "settings")
+OTHERS = ROOT / "results" / "evidence" / "other_implementations.csv"
 
 
 def listed(kind: str) -> str:
@@ -56,9 +43,35 @@ def listed(kind: str) -> str:
 
 
 def speed() -> str:
-    """Return the page of each machine's benchmarks."""
-    files = sorted((ROOT / "results" / "bench").glob("*.json"))
-    return "\n".join(markdown(json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    """Return the speed of each engine relative to a plain PyTorch loop, and of fedbench relative to other programs."""
+    parts = []
+    for file in sorted((ROOT / "results" / "bench").glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rounds = found["rounds"]
+        engines = [*dict.fromkeys(engine for row in rounds for engine in row["vs_plain"])]
+        ratios = [
+            [row["what"], *(f"{row['vs_plain'][name]:.2f}" if name in row["vs_plain"] else "-" for name in engines)]
+            for row in rounds
+        ]
+        words = {row["workload"]: row["what"] for row in rounds}
+        rivals = [
+            [
+                words[row["workload"]],
+                f"{rival['rival']} {rival['version']}",
+                rival["processes"],
+                f"{rival['ratio']:.2f}",
+            ]
+            for row in found.get("rivals", ())
+            for rival in row["rivals"]
+        ]
+        where = f"{found['machine']}, torch {found['version_torch']}, {found['date']}"
+        page = f"../results/bench/{file.stem}.md"
+        parts.append(f"Speed relative to the plain loop ([all numbers]({page})).\n{where}.\n")
+        parts.append(markdown_table([("workload", *engines), *ratios]))
+        if rivals:
+            head = ("workload", "program", "processes", "speed of fedbench / of the program")
+            parts += ["The fastest engine beside other programs:\n", markdown_table([head, *rivals])]
+    return "\n".join(parts)
 
 
 @cache
@@ -101,33 +114,18 @@ def papers() -> str:
     return markdown_table([("paper", "agree", "differ", "undecided", "not run"), *rows])
 
 
-def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
-    """Return docs/`file` as a table a paper; `by` is the column that names the paper or another source."""
-    with (ROOT / "docs" / file).open(encoding="utf-8", newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    others = "Methods' own papers"
-    ours = {"ours": "Choices of ours", "pixels": "Pixels of the data sets"}
-    titles = {**TITLES, others: others, **ours}
-    parts = []
-    for name, title in titles.items():
-        other = name == others
-        found = [row for row in rows if (row[by] not in titles if other else row[by] == name)]
-        lines = [[cell(row, column, row[by] if other else "") for column in columns] for row in found]
-        if lines:
-            parts.append(f"## {title}\n\n{markdown_table([list(columns.values()), *lines])}")
-    return "\n".join(parts)
-
-
-def cell(row: Mapping[str, str], column: str, source: str) -> str:
-    """Return the text of a cell; statements are code, and a method's name stands before the place in its paper."""
-    words = row[column]
-    if source and column in ("about", "place"):
-        words = f"{source}: {words}"
-    if column == "about" and row["key"]:
-        words += f"<br>`{row['key']}`"
-    if column in CODE and ("=" in words or column == "settings"):
-        return "<br>".join(f"`{part}`" for part in words.split("; "))
-    return words
+def others() -> str:
+    """Return our accuracy and that of other implementations on one split, a line for each method and setting."""
+    with OTHERS.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    rows = []
+    for line in found:
+        ours, theirs = (f"{line[s]} ± {line[f'{s}_sd']}" if line[f"{s}_sd"] else line[s] for s in ("ours", "theirs"))
+        name = " ".join(f"`{words}`" for words in (line["method"], line["setting"]) if words)
+        there = f"{line['rival']} {line['commit']}" + (f": {line['its_setting']}" if line["its_setting"] else "")
+        count = str(len(line["seeds"].split()))
+        rows.append([name, there, count, ours, theirs, f"{float(line['difference']):+.2f}", line["explanation"]])
+    return markdown_table([("here", "there", "seeds", "here, %", "there, %", "difference", "why"), *rows])
 
 
 def keys() -> str:
@@ -177,8 +175,7 @@ MADE = {
     "papers": papers,
     "keys": keys,
     "code": code,
-    "readings": partial(sections, "readings.csv", "paper", READINGS),
-    "settings": partial(sections, "settings.csv", "source", SETTINGS),
+    "others": others,
 }
 
 
@@ -193,7 +190,7 @@ def updated(before: str) -> str:
 
 def files() -> list[Path]:
     """Return the documents that may hold generated parts."""
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*.md")]
 
 
 def main() -> int:

@@ -20,7 +20,11 @@ from fedbench.runs.config import from_plain, resolve
 ROOT = Path(__file__).parents[1]
 PAGES = {
     file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
-    for file in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("results/*.md"))]
+    for file in [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *sorted(ROOT.glob("docs/**/*.md")),
+        *sorted(ROOT.glob("results/*.md")),
+    ]
 }
 README = PAGES["README.md"]
 MADE = (  # by a command that the page names, or by the reader
@@ -64,7 +68,7 @@ def test_commands_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     of_a_run = rf"(?!(?:{'|'.join(program.COMMANDS)})\b)"
     commands = re.findall(rf"^(?:\$ )?python -m fedbench {of_a_run}([^#\n]*)", PAGES[page], re.MULTILINE)
-    assert commands or page not in ("README.md", "docs/runs.md", "docs/sweeps.md", "results/fedcollab.md")
+    assert commands or page not in ("README.md", "docs/runs.md", "results/fedcollab.md")
     for command in commands:
         words = [word.strip("'\"") for word in command.split() if word != "-m"]
         words = [word for word in words if not word.startswith("hydra/sweeper") and "tag(" not in word]
@@ -72,12 +76,21 @@ def test_commands_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         resolve(compose.compose(firsts))
 
 
+def headings(file: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found = re.findall(r"^#+ (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", each).lower() for each in found)
+    return {re.sub(r"[^\w\- ]", "", each).strip().replace(" ", "-") for each in plain}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_named_is_there(page: str) -> None:
     """Links, paths of the repository, modules to run, targets of make."""
     text, here = PAGES[page], (ROOT / page).parent
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (here / link).exists(), link
+    for link, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link):
+        target = here / link if link else ROOT / page
+        assert target.exists(), link
+        assert not heading or heading in headings(target), (link, heading)
     for path in re.findall(r"(?<![\w/.])((?:conf|docs|fedbench|results|scripts|tests)/[\w./=+-]*)", text):
         known = path.startswith("results/tables/NAME") or path in MADE or "NAME" in path
         assert known or any((root / path).exists() for root in (ROOT, here)), path

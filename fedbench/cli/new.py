@@ -25,7 +25,7 @@ PARTS = {  # kind -> (package that its class goes to; "": it has none, how to tr
     "model": ("fedbench.models", "method=fedavg model=NAME"),
     "table": ("", "reproduce table=NAME --dry-run"),
 }
-PAGES = {"method": "writing-a-method.md", "table": "writing-a-table.md"}
+PAGES = {"method": "writing-a-method.md", "table": "tables.md"}
 ENTRY = re.compile(r' {8}"(\w+)": "[\w.]+:\w+",\n')  # a line of a registry
 
 
@@ -44,7 +44,7 @@ def new_command(arguments: Sequence[str]) -> int:
     for path, text in _files(root, kind, name).items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(root))
-    print(f"fill in what says TODO: docs/{PAGES.get(kind, 'writing-a-data-set-model-partition.md')}")
+    print(f"fill in what says TODO: docs/{PAGES.get(kind, 'datasets.md')}")
     print(f"try it: python -m fedbench {command}")
     return OK
 

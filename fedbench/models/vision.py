@@ -383,7 +383,7 @@ class LibraryModel(Model):
         if not linear or any(not isinstance(module, nn.Identity) for module in after):
             raise ConfigError(
                 f"{self.library}'s {self.architecture} does not end in a linear layer, which fedbench takes as the "
-                "head; write it as a model of your own: docs/writing-a-data-set-model-partition.md"
+                "head; write it as a model of your own: docs/datasets.md"
             )
         return linear[-1]
 

@@ -50,7 +50,7 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
 of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
 reference_seed=100). launcher=NAME launcher.KEY=VALUE make the runs elsewhere: joblib, submitit_slurm, ray, or a ready
-one of conf/hydra/launcher: eight_cards, slurm_account, ray_cluster (docs/cluster.md).
+one of conf/hydra/launcher: eight_cards, slurm_account, ray_cluster (docs/hardware.md).
 The same command again runs only what is missing.
 
 Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,

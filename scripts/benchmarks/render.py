@@ -1,4 +1,4 @@
-"""A machine's benchmark results as Markdown: the page beside them, and a part of docs/speed.md."""
+"""A machine's benchmark results as Markdown: the page beside them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -209,16 +208,3 @@ def test_a_gpu_takes_every_kind_and_hardly_waits(name: str, engine: str) -> None
         assert found.apart < 1e-6
         assert found.step == 0, found.kinds
         assert found.round <= MOST, found.kinds
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "kinds.md"
-
-
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line for line in code.splitlines() if line and not line.startswith(("from", "import"))]
-    assert len(lines) <= 20
-    exec(code.replace("train=400", "train=80").replace("rounds=3", "rounds=1"), {})
-    accuracies = [float(text) for text in capsys.readouterr().out.strip("[] \n").split()]
-    assert len(accuracies) == 4, "of as many clients"
-    assert all(0 <= accuracy <= 1 for accuracy in accuracies)

@@ -22,6 +22,9 @@ def test_a_link_to_no_page_becomes_text_and_others_stay() -> None:
     assert make_site.linked("docs/y.md", text, pages) == (
         "a [b](runs.md#top) [c](https://c) [![p](../p.svg)](../results/x.md) ![p](p.svg)"
     )
+    pages = {make_site.source_page("readings")}
+    assert make_site.linked("results/x.md", "[r](../docs/readings.csv)", pages) == "[r](../docs/reference/readings.md)"
+    assert make_site.linked("docs/reference/y.md", "[r](../readings.csv)", pages) == "[r](readings.md)"
 
 
 def test_a_docstring_keeps_its_ends_of_lines_its_code_and_its_signs() -> None:
@@ -49,6 +52,19 @@ def test_each_method_has_a_page_with_its_paper_law_leaves_and_rows_of_boards() -
     assert "| kept by clients | `personal/* [N, ...], v_k` |" in ditto
     assert re.search(r"v1/README.md\), label skew \| ditto \| \d+ of \d+ \| 81.80 ± 1.41 ", ditto)
     assert "cosine of updates since the initial model" in pages["methods/fedsac.md"], "where text and code differ"
+    fedala = pages["methods/fedala.md"]
+    assert "Law: FedAvg if nothing is learned" in fedala
+    assert "Rounds computed by hand: `tests/methods/test_entrywise.py::test_two_rounds_of_fedala_by_hand`" in fedala
+    assert "| `fedala` | TsingZ0/PFLlib d832e76 | 91.39 | 91.40 | -0.02 |" in fedala
+
+
+def test_the_sources_of_values_are_pages_with_a_table_a_paper() -> None:
+    """Every line of both CSV files is a row."""
+    for page, file in ((make_site.settings(), "settings.csv"), (make_site.all_readings(), "readings.csv")):
+        rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+        tables = page.count("\n## ")
+        assert tables >= 5
+        assert len(rows) - tables == len(make_site.lines_of(file))
 
 
 @pytest.mark.slow
