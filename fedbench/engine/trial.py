@@ -42,7 +42,9 @@ def check_hooks(setup: Setup) -> None:
     for field in dataclasses.fields(setup.method):
         if isinstance(inner := getattr(setup.method, field.name), Method):
             parts = tuple(replace(part, method=inner) for part in setup.parts)
-            check_hooks(replace(setup, method=inner, parts=parts))
+            # A method that cannot serve several kinds of client is inside each of them.
+            for each in parts if inner.why_one_kind and parts else [replace(setup, method=inner, parts=parts)]:
+                check_hooks(each)
 
 
 @torch.no_grad()

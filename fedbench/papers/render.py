@@ -132,7 +132,7 @@ def draw_markdown(table: TableResult) -> str:
 
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
-    """Return for which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    """Return which published rows each row of ours matches, a sign for each metric; "" without a verdict."""
     found = comparisons.matrix(layout.matches, column.label)
     rows = list(dict.fromkeys(row for row, _ in found))
     published = list(dict.fromkeys(name for _, name in found))
@@ -143,8 +143,8 @@ def _matrix(layout: Layout, column: ColumnSpec) -> str:
     grid = markdown([["ours \\ published", *published], *lines])
     metrics = ", ".join(metric.label for metric in layout.table.spec.metrics)
     return (
-        f"\n## For which published rows does a row of ours pass? {escaped(column.label)}\n\n"
-        f"A sign for each of {metrics} that both have.\n\n{grid}"
+        f"\n## Which published rows does each of our rows match? {escaped(column.label)}\n\n"
+        f"One sign for each metric that both rows have: {metrics}.\n\n{grid}"
     )
 
 

@@ -71,7 +71,7 @@ class Layout:
         columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
-        return f"Left out, as {PENDING}: {said}." if said else ""
+        return f"Left out ({PENDING}): {said}." if said else ""
 
     @cached_property
     def matches(self) -> list[comparisons.Match]:
@@ -265,14 +265,14 @@ def sentences(layout: Layout) -> Iterator[str]:
         return
     if not table.provenance.is_paper_setting:
         why = "the table's YAML says TODO" if table.provenance.todo else "this is not the paper's setting"
-        yield f"Beside ours the published value and the difference. No verdicts: {why}."
+        yield f"A cell shows ours, the published value and the difference. No verdicts: {why}."
         return
     yield (
-        "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "
-        "(Hedges' g). Equivalent (≈): the 90 % interval of the difference lies inside the margin, an equivalence test "
-        "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither; a number behind "
-        "it is how many seeds of ours would decide. Undecidable (∅): neither, and no outcome of so few seeds could be "
-        "equivalent; a number is how many could, `both` if the paper had to have them too. See docs/verdicts.md."
+        "A cell shows ours, the published value, and the difference with its 95 % interval and Hedges' g. "
+        "≈ equivalent: the 90 % interval of the difference lies inside the margin. ≠ different: the 95 % interval lies "
+        "outside it. ? inconclusive: neither; the number is how many of our seeds would decide. ∅ undecidable: "
+        "neither, and no outcome of so few seeds could be equivalent; the number is how many could (`both`: on "
+        "both sides). docs/verdicts.md defines the test."
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
@@ -303,13 +303,13 @@ def _partitions(table: TableResult) -> Iterator[str]:
         where = "" if len({*map(tuple, kept.values())}) == 1 else f"{', '.join(labels)}: "
         if texts:
             yield (
-                f"{where}One partition for all seeds ({' '.join(texts)}): intervals and verdicts are over training "
-                "seeds on this partition and say nothing of another."
+                f"{where}All seeds share one partition ({' '.join(texts)}). Intervals and verdicts hold for this "
+                "partition only."
             )
         else:
             yield (
-                f"{where}Each seed draws its own partition: intervals hold the draw and the training. If the paper "
-                "kept one partition, a difference may be that draw's, which its spread does not show."
+                f"{where}Each seed draws its own partition, so intervals contain the draw and the training. If the "
+                "paper used one partition, its spread does not show that draw, which may cause a difference."
             )
 
 
@@ -328,7 +328,7 @@ def _keeps(override: str, draw: str | None) -> bool:
 
 def _count_notes(table: TableResult) -> Iterator[str]:
     what = "cells beside a published value" if table.spec.varies else "published values"
-    for exploratory, before in ((False, "Of"), (True, "Exploratory, counted apart: of")):
+    for exploratory, before in ((False, "Of"), (True, "Exploratory values, counted apart: of")):
         if found := counts(table, exploratory=exploratory):
             words = ", ".join(f"{found[kind]} {kind}" for kind in JUDGED_KINDS)
             yield f"{before} {found.total()} {what}: {words}, {found[NONE]} without a verdict."
@@ -344,15 +344,15 @@ def _count_notes(table: TableResult) -> Iterator[str]:
 
 
 def _not_run(table: TableResult) -> Iterator[str]:
-    """Say of how many values that are not run no outcome could be equivalent."""
+    """Say for how many values that were not run no outcome could be equivalent."""
     waiting = [cell for cell in table.cells if cell.published and not cell.values]
     found = [cell for cell in waiting if verdict.undecidable(table, cell, table.spec.seeds)]
     by_metric = Counter(table.spec.metric(cell.metric).label for cell in found)
     if found:
         told = ", ".join(f"{count} {label}" for label, count in by_metric.items())
         yield (
-            f"Of the {len(waiting)} published values beside which nothing was run {len(found)} would be undecidable "
-            f"with {table.spec.seeds} seeds ({told})."
+            f"{len(waiting)} published values were not run. {len(found)} of them would be undecidable with "
+            f"{table.spec.seeds} seeds ({told})."
         )
 
 
@@ -362,7 +362,7 @@ def _leaning(table: TableResult) -> Iterator[str]:
     found = sorted(biases(table), key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
         told = "; ".join(_bias(each, *digits[each.metric]) for each in metrics)
-        yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told}."
+        yield f"Bias of a group of rows, {column}, {group}: mean difference {told}."
 
 
 def _bias(each: Bias, label: str, decimals: int) -> str:
@@ -372,16 +372,13 @@ def _bias(each: Bias, label: str, decimals: int) -> str:
 
 
 def _worth(layout: Layout) -> Iterator[str]:
-    """Say for how many other published rows the rows pass."""
+    """Say how many other published rows our rows match."""
     labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
     for column in layout.table.spec.columns:
         here = [each for each in layout.matches if each.column == column.label]
         told = [_passing(labels[metric], list(each)) for metric, each in groupby(here, key=lambda each: each.metric)]
         if len({each.published for each in here}) > 1:
-            yield (
-                f"What a verdict is worth, {column.label}, each row against the published values of all rows: "
-                f"{'; '.join(told)}."
-            )
+            yield (f"Specificity, {column.label}, each row against the published values of all rows. {' '.join(told)}")
 
 
 def _passing(label: str, found: Sequence[Match]) -> str:
@@ -389,11 +386,11 @@ def _passing(label: str, found: Sequence[Match]) -> str:
     others = [each for each in found if each.row != each.published]
     also = [each for each in others if each.outcome == EQUIVALENT]
     passing = sum(each.row in own for each in also)
-    mean = f", which pass for {passing / len(own):.1f} other rows on average" if own else ""
+    mean = f"; each of them also matches {passing / len(own):.1f} other rows on average" if own else ""
     different = sum(each.outcome == DIFFERENT for each in others)
     return (
-        f"{label} {len(own)} of {len({each.row for each in found})} rows are equivalent to their own{mean}, and of "
-        f"{len(others)} pairs of different rows {len(also)} are equivalent, {different} different"
+        f"{label}: {len(own)} of {len({each.row for each in found})} rows match their own published value{mean}. Of "
+        f"{len(others)} pairs of different rows {len(also)} are equivalent, {different} different."
     )
 
 
@@ -404,7 +401,7 @@ def notes(layout: Layout) -> list[str]:
     changed = filter(None, [selection.load_scale(made.scale).words])
     said = [*_seed_notes(table), *fewer_clients(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
     if not made.trained:
-        said.append("The runs are too short for the order of the methods to mean anything.")
+        said.append("The runs are too short to compare methods.")
         return [*said, _made_on(table)]
     said += [_agreement(each, own.headline) for each in agreements(table)]
     said += _significance(table)
@@ -441,8 +438,8 @@ def fewer_clients(table: TableResult) -> Iterator[str]:
     if table.fewer:
         told = (f"{row} / {column} {scored} of {every}" for (row, column), (scored, every) in table.fewer.items())
         yield (
-            "Over fewer than all clients, as the others were never scored (no test sample, or never drawn), the fewest "
-            f"of a seed: {', '.join(told)}."
+            "Some clients were never scored (no test sample, or never drawn). Clients behind a mean, the fewest of a "
+            f"seed: {', '.join(told)}."
         )
 
 
@@ -452,13 +449,13 @@ def _stale(table: TableResult) -> Iterator[str]:
     if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
         rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
         yield (
-            f"Made by other code than today's ({STALE}), as the code of {', '.join(parts)} has changed since: "
+            f"Made by other code than today's ({STALE}); the code of {', '.join(parts)} has changed: "
             f"{', '.join(rows)}. {again}"
         )
     if apart := dict.fromkeys(row for (row, _), own in table.stale.items() if LOCAL in own):
         yield (
-            f"IPR and RSD against another result of Local than the one above ({STALE}), which was run again since on "
-            f"a machine that rounds otherwise: {', '.join(apart)}. {again}"
+            f"IPR and RSD refer to another run of Local than the one above ({STALE}), made on a machine that rounds "
+            f"differently: {', '.join(apart)}. {again}"
         )
 
 
@@ -500,13 +497,13 @@ def _significance(table: TableResult) -> Iterator[str]:
         }
         words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
         yield (
-            f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
-            f" ({len(here)} comparisons)."
+            f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is "
+            f"{words or 'not significantly different from any'} ({len(here)} comparisons)."
         )
 
 
 def _agreement(each: Agreement, headline: str) -> str:
-    text = f"{each.column}, {each.metric}: order of {each.rows} rows against the paper's, Kendall's tau "
+    text = f"{each.column}, {each.metric}: Kendall's tau between the paper's order of {each.rows} rows and ours is "
     text += "undefined" if math.isnan(each.tau) else f"{each.tau:.2f}"
     if each.headline is not None and each.headline_published:
         holds = "holds" if each.headline else f"does not hold, best is {', '.join(each.best_ours)}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbench.config.schema import TestConfig
 from fedbench.core import trees
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
 from fedbench.engine.contract import Clock
@@ -23,6 +24,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import KindsTrainer, Outcome, Trainer
+from fedbench.engine.trial import check_hooks
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
@@ -208,3 +210,10 @@ def test_a_gpu_takes_every_kind_and_hardly_waits(name: str, engine: str) -> None
         assert found.apart < 1e-6
         assert found.step == 0, found.kinds
         assert found.round <= MOST, found.kinds
+
+
+def test_a_method_inside_each_kind_need_not_serve_several() -> None:
+    """The trial before a run takes it as the run does; its own refusals count."""
+    check_hooks(pair(PerKind(base={"name": "pfedgraph"})))
+    with pytest.raises(ConfigError, match="head"):
+        check_hooks(pair(PerKind(base={"name": "fedper", "private": ["head.nothing"]})))

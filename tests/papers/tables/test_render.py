@@ -32,7 +32,7 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "<u>85.00 ± 0.00</u> (paper 80.00; +5.00 [5.00, 5.00]) ≠" in lines["B_1"]
     assert "71.00 ± 1.41 (1 of 3 censored)" in lines["C"]
     assert "D" not in lines
-    assert "- Left out, as not run yet: rows D.\n" in text
+    assert "- Left out (not run yet): rows D.\n" in text
     assert "Of 2 published values: 0 equivalent, 1 different, 1 inconclusive, 0 undecidable, 0 without" in text
     assert "- Margins: Acc % 1." in text
     assert "commit abc" in text
@@ -122,7 +122,7 @@ def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
     text = render.draw_markdown(table)
     assert "+5.00 [5.00, 5.00]) ≠†" in text
     assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 undecidable, 0 without" in text
-    assert "Exploratory, counted apart: of 1 published values: 0 equivalent, 1 different" in text
+    assert "Exploratory values, counted apart: of 1 published values: 0 equivalent, 1 different" in text
     assert "- Exploratory (†), B_1: taken after A was seen." in text
     assert r"$\neq$$\dagger$" in render.draw_latex(table)
     line = list(csv.DictReader(io.StringIO(render.draw_csv(table))))[1]
@@ -135,11 +135,11 @@ def test_what_a_verdict_is_worth_is_said_and_stored(tmp_path: Path, monkeypatch:
     table = filled({"A": same, "B": same, "C": same}, near, made=MADE, groups={"near": ["A", "B"]}, **FIVE)
     text = render.draw_markdown(table)
     assert (
-        "Acc % 2 of 3 rows are equivalent to their own, which pass for 1.0 other rows on average, and of 6 pairs of "
-        "different rows 4 are equivalent, 2 different." in text
+        "Acc %: 2 of 3 rows match their own published value; each of them also matches 1.0 other rows on average. "
+        "Of 6 pairs of different rows 4 are equivalent, 2 different." in text
     )
     assert "| A | ≈ | ≈ | ≠ |" in text
-    assert "c, near, mean difference over rows: Acc % -0.10 [" in text
+    assert "c, near: mean difference Acc % -0.10 [" in text
     monkeypatch.setattr("fedbench.papers.spec.find_published", lambda _paper, _table, where: near[where["method"]])
     store.save_table(tmp_path, table, [])
     write_drawings(tmp_path, ["csv"])
@@ -158,7 +158,7 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     values = {"A": VALUES["A"]}
     assert "Each seed draws its own partition" in render.draw_markdown(filled(values, PUBLISHED, made=MADE))
     kept = dataclasses.replace(MADE, varied=("partition_seed=0",))
-    assert "One partition for all seeds (partition_seed=0)" in render.draw_markdown(
+    assert "All seeds share one partition (partition_seed=0)" in render.draw_markdown(
         filled(values, PUBLISHED, made=kept)
     )
     drawn = dataclasses.replace(MADE, varied=("partition_seed=null",))
@@ -168,15 +168,15 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     assert spelled(kept.varied) == "the partition of seed 0"
     of_file = "partition=fedcollab_label_shift_seed0"
     text = render.draw_markdown(filled(values, PUBLISHED, made=dataclasses.replace(MADE, varied=(of_file,))))
-    assert f"One partition for all seeds ({of_file})" in text
+    assert f"All seeds share one partition ({of_file})" in text
     columns = [{"label": a, "overrides": [f"partition={b}"]} for a, b in (("c", "dir0.1"), ("d", "file"))]
     table = filled(values, PUBLISHED, made=MADE, columns=columns)
     more = Cell("A", "d", "acc", (90.0, 91.0), (0, 1))
     text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, more)))
     assert "- c: Each seed draws its own partition" in text
-    assert "- d: One partition for all seeds (partition=file)" in text
+    assert "- d: All seeds share one partition (partition=file)" in text
     authors = filled(values, PUBLISHED, made=MADE, base=("partition=dir_fedsac0.1",))
-    assert "One partition for all seeds (partition=dir_fedsac0.1)" in render.draw_markdown(authors)
+    assert "All seeds share one partition (partition=dir_fedsac0.1)" in render.draw_markdown(authors)
     redrawn = dataclasses.replace(MADE, varied=("partition.draw=null",))
     assert "Each seed draws its own" in render.draw_markdown(dataclasses.replace(authors, provenance=redrawn))
 
@@ -213,7 +213,7 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
     for column, reason in (("later", "not run yet"), ("absent", "not run: data missing")):
         cells_ += [Cell(row, column, "acc", reason=reason) for row in (*VALUES, "E")]
     table = dataclasses.replace(table, cells=tuple(cells_))
-    left = "Left out, as not run yet: rows D; columns later."
+    left = "Left out (not run yet): rows D; columns later."
     text = render.draw_markdown(table)
     assert f"- {left}\n- No run of column absent: data missing.\n" in text
     assert "- No run of row E: Diverged: nan.\n" in text

@@ -43,7 +43,7 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert again(tmp_path) == 0
     assert STALE in capsys.readouterr().out
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
-    assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
+    assert "the code of method has changed: Local, FedAvg." in table(tmp_path)
     build_page(tmp_path / "results", tmp_path / "page.html")
     html, _ = drawn(tmp_path / "page.html", folder(tmp_path).relative_to(tmp_path / "results" / "tables").as_posix())
     assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', html)) == 2 * 3 - 2
@@ -98,7 +98,7 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     program.main(["redraw", str(tmp_path / "results")])
     assert "1 measured against another result of Local" in capsys.readouterr().out
     (line,) = (line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another"))
-    assert line.endswith("rounds otherwise: FedAvg. The command with stale=rerun makes them again.")
+    assert line.endswith("rounds differently: FedAvg. The command with stale=rerun makes them again.")
     (own,) = (line for line in table(tmp_path).splitlines() if line.startswith("| FedAvg "))
     assert own.count(STALE) == 3
     runs = tmp_path / "runs"

@@ -84,7 +84,7 @@ def test_the_undecidable_are_marked_and_counted_in_the_table(run: bool) -> None:
     table = filled(values, {"A": value(90.5, 5.0), "B": value(90.0, 0.1)}, published_seeds=5)
     drawn = render.draw_markdown(table)
     assert drawn.count(" ∅ 71 both |") == run, "a table without a run has no grid"
-    said = "Of the 2 published values beside which nothing was run 1 would be undecidable with 5 seeds (1 Acc %)."
+    said = "2 published values were not run. 1 of them would be undecidable with 5 seeds (1 Acc %)."
     assert (said in drawn) != run
     assert (r"\emptyset" in render.draw_latex(table)) == run
     assert counts(table) == ({UNDECIDABLE: 1, EQUIVALENT: 1} if run else {NONE: 2})
