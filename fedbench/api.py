@@ -25,13 +25,15 @@ QUIET = {"progress": "none"}
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
 
 
-def run(*overrides: str, **values: Any) -> Run:
+def run(*overrides: str, data: Any = None, **values: Any) -> Run:
     """Return the finished run of a configuration: made, gone on with, or read if it is there.
 
     Whoever else is at the same run, another thread or process, is waited for.
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
+        data: samples in memory in the place of a data set: `(x, y, client)`, `(frame, "label", "client")`, ... (see
+            fedbench.data.memory).
         values: the same for keys that are Python names, `seed=0`, `save_models=True`.
 
     Raises:
@@ -43,18 +45,18 @@ def run(*overrides: str, **values: Any) -> Run:
     from fedbench.runs.execution import execute
 
     with _told(overrides):
-        given = [*overrides, *_texts(values)]
+        given = [*_data(data), *overrides, *_texts(values)]
         tell_of_doubles(given)
         chosen = resolve(compose([*_texts(QUIET), *given]))
         return wait_while_in_use(lambda: execute(chosen))
 
 
-def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
+def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
     """Return one line a finished run of every combination, with its folder; a list or a tuple holds values to combine.
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
-    are told on standard error; they are missing in what is returned.
+    are told on standard error; they are missing in what is returned. `data`: as in `run`.
 
     Raises:
         FedbenchError: no run has a result; the reason of the first.
@@ -67,6 +69,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     for key, value in values.items():
         arguments.append(f"{key}={','.join(map(_text, value if isinstance(value, (list, tuple)) else [value]))}")
     with _told(overrides), contextlib.ExitStack() as quiet:
+        arguments[1:1] = _data(data)
         if not any(text.startswith("progress=") for text in arguments):
             arguments += _texts(QUIET)
             quiet.enter_context(hushed())
@@ -104,6 +107,15 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
     from fedbench.papers.render import FilledTable
 
     return FilledTable.named(name, results)
+
+
+def _data(data: Any) -> list[str]:
+    """Return the overrides by which runs read `data`; none without."""
+    if data is None:
+        return []
+    from fedbench.data.memory import overrides_of
+
+    return _texts(overrides_of(data))
 
 
 def _texts(values: dict[str, Any]) -> list[str]:

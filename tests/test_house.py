@@ -28,10 +28,10 @@ PAGES, PAGE_LINES = 12, 1_250  # of docs/, written by hand
 CLASSES, OPTIONS, CONCEPTS = 285, 72, 8
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
-# that the loop, the execution of runs and the commands use.
+# that the API, the loop, the execution of runs and the commands use.
 ONE_IMPORTER = """
-api engine.client_state engine.preparation engine.seeds engine.sharded engine.trial papers.estimate papers.execute
-papers.figure_arrays papers.fill papers.studies runs.trackers testing.checks
+api data.memory engine.client_state engine.preparation engine.seeds engine.sharded engine.trial papers.estimate
+papers.execute papers.figure_arrays papers.fill papers.studies runs.trackers testing.checks
 """
 
 

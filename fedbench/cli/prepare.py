@@ -82,7 +82,9 @@ def describe(data: Dataset) -> str:
     tests = len(data) - data.num_train
     shape = " x ".join(map(str, data.shape))
     text = f"{data.num_train:,} + {tests:,} samples of {shape}, {data.classes} classes"
-    if data.domain is not None:
+    if data.names:
+        text += f", {len(data.names)} clients"
+    elif data.domain is not None:
         text += f", {len(np.unique(data.domain))} domains"
     if data.text is not None:
         text += f", {data.text.shape[1]} captions each ({len(data.vocabulary):,} words)"

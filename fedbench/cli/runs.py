@@ -230,10 +230,10 @@ def run_figures(folder: Path) -> Figures:
     found: Figures = {}
     gain = np.array([float(client.get("gain") or "nan") for client in run.client_rows])
     if np.isfinite(gain).any():
-        found["gain"] = runs.gain_bars(gain, title)
+        found["gain"] = runs.gain_bars(gain, title, run.names)
     if run.W is not None:
-        found["collaboration"] = runs.collaboration_matrix(run.W, title)
-    found["clients"] = runs.client_map(run.label_counts, run.W, title)
+        found["collaboration"] = runs.collaboration_matrix(run.W, title, run.names)
+    found["clients"] = runs.client_map(run.label_counts, run.W, title, run.names)
     return found
 
 

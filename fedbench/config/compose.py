@@ -82,7 +82,33 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
     except (HydraException, OmegaConfBaseException, FedbenchError):  # the last: of a default that is not chosen
-        return _by_hydra(overrides)  # its message is of all overrides
+        config = _by_hydra(overrides)  # its message is of all overrides
+    return suited(config, overrides)
+
+
+def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return `config` with what data of one's own bring, where `overrides` say nothing of it.
+
+    Samples that name their clients bring partition=natural; tokens and series a network that reads them.
+    """
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    given = {key_of(text) for text in overrides}
+    try:
+        data = OmegaConf.to_container(config.dataset, resolve=True)
+        if not isinstance(data, dict) or not data.get("path"):
+            return config
+        source = groups.registry("dataset").build(cast("dict[str, Any]", data))
+        if source.owned and not any(key.partition(".")[0] in ("partition", "experiment") for key in given):
+            config.partition = OmegaConf.create(groups.plain_option("partition", "natural"))
+        if OmegaConf.is_interpolation(config.model, "name") and "dataset.model" not in given:
+            network = source.network()
+            with open_dict(config):
+                config.dataset.model = network["name"]
+                config.model = OmegaConf.merge(network, config.model)
+    except (FedbenchError, OmegaConfBaseException):  # raised again where the run is built
+        pass
     return config
 
 

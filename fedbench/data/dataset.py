@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from fedbench.core.errors import DataCorrupt, Report, silent
 from fedbench.core.rng import numpy_rng
 
 Ints = NDArray[np.int64]
+PARTS = ("train", "val", "test")  # of a client's samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,15 @@ class Dataset:
     mean: tuple[float, ...]  # a channel, in units of x / scale
     std: tuple[float, ...]
     scale: float = 255.0  # model input = (x / scale - mean) / std
-    domain: Ints | None = None  # [n], for data sets made of several domains
+    domain: Ints | None = None  # [n], for data sets made of several domains, or of clients' own samples
+    names: tuple[str, ...] = ()  # of the domains, if each is a client
+    part: NDArray[np.int8] | None = None  # [n], place in PARTS of each sample, where the data say so
+    # of a table, whose x is raw and may hold nan: the categories of each column, numbered from 0; (): it holds numbers
+    columns: tuple[tuple[str, ...], ...] = ()
+    inputs: tuple[str, ...] = ()  # what its columns are called
+    estimates: bool = False  # mean and std are to be those of the samples that clients train on
+    encode: Callable[[Any], NDArray[np.float32]] | None = None  # from rows of the table that x was to rows of x
+    tokens: int = 0  # x holds token numbers below it, 0 for padding
     text: NDArray[np.int32] | None = None  # [n, captions, words] token numbers: 0 padding, 1 an unknown word
     vocabulary: tuple[str, ...] = ()  # the word of each token number
 
@@ -58,7 +68,7 @@ class Dataset:
             faults.append(f"labels span {self.y.min()}..{self.y.max()}, expected 0..{self.classes - 1}")
         if not 0 < self.num_train <= n:
             faults.append(f"num_train is {self.num_train} of {n} samples")
-        if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
+        if self.x.dtype == np.float32 and not self.columns and not np.isfinite(self.x).all():
             faults.append("images hold values that are not finite")
         if self.domain is not None and self.domain.shape != (n,):
             faults.append(f"domains must have shape [{n}], got {self.domain.shape}")
@@ -113,10 +123,12 @@ class Dataset:
     def content(self) -> str:
         """12 hex digits over every sample and label: of two data sets with one name, which."""
         digest = hashlib.sha256(f"{self.num_train} {self.classes}".encode())
-        for array in (self.x, self.y, self.domain, self.text):
+        for array in (self.x, self.y, self.domain, self.text, self.part):
             if array is not None:
                 digest.update(f"{array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
+        if any(found := (self.names, self.columns, self.inputs, self.tokens, self.estimates)):
+            digest.update(repr(found).encode())
         return digest.hexdigest()[:12]
 
 
@@ -152,7 +164,7 @@ def reduced(data: Dataset, limit: int) -> Dataset:
     if 2 * len(np.unique(trained[spread(data.num_train, limit)])) <= len(np.unique(trained)) <= limit:
         order = np.lexsort((data.y, order >= data.num_train))
     index = np.sort(order[np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])])
-    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "text")}
+    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "part", "text")}
     kept_rows = {name: rows[index] for name, rows in fields.items() if rows is not None}
     return dataclasses.replace(data, num_train=limit, **kept_rows)
 

@@ -15,11 +15,11 @@ from fedbench.config.schema import TestConfig
 from fedbench.core.errors import ConfigError, DataCorrupt, unknown
 from fedbench.core.files import as_npz, write_bytes
 from fedbench.core.rng import numpy_rng
+from fedbench.data.dataset import PARTS as SETS
 from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool
 from fedbench.data.partitions.file import read_arrays
 
-SETS = ("train", "val", "test")
 LISTED = 20_000  # clients at most whose samples are arrays of their own in a file
 
 
@@ -144,7 +144,8 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     index = np.arange(len(dataset) if pooled else dataset.num_train)
     domain = None if dataset.domain is None else dataset.domain[index]
     origin = f"{dataset.name}-{dataset.fingerprint}"
-    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin)
+    part = None if dataset.part is None else dataset.part[index]
+    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin, part)
     assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
     train, tests = _train_test(assignment, test, spec.label, seed)
     val: Sequence[Ints] | None = assignment.val

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 MODELS: Registry[Model] = Registry(
     "model",
     {
+        "cnn1d": "fedbench.models.sequences:CNN1d",
         "cnn5": "fedbench.models.small:CNN5",
         "cub_cnn": "fedbench.models.modalities:CubCNN",
+        "embedding": "fedbench.models.sequences:EmbeddingNet",
         "fedrema_alexnet": "fedbench.models.small:FedReMaAlexNet",
         "fedrema_cnn": "fedbench.models.small:FedReMaCNN",
         "kinds": "fedbench.models.modalities:Kinds",

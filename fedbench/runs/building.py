@@ -15,6 +15,7 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
+from fedbench.data.datasets.table import fitted
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock
@@ -38,11 +39,18 @@ def build(run: RunConfig) -> Setup:
 def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
     """Return a run's samples, and whose they are."""
     dataset = fingerprint.load_data(run.dataset)
-    return dataset, make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
+    partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
+    seen = partition.train[: run.protocol.seen(len(partition))]
+    return fitted(dataset, np.concatenate(seen)), partition
 
 
 def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
+    if dataset.tokens and not all(network.tokens for network in run.model.networks.values()):
+        raise ConfigError(
+            f"{dataset.name} holds token numbers, which model={run.model.label} would take for quantities; use "
+            "model=embedding, or dataset.kind=table if they are"
+        )
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
     check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
@@ -94,7 +102,9 @@ class ScoredModels:
             raise FedbenchError(
                 f"the run was made with other samples than those of dataset={run.labels['dataset']} now"
             )
-        self.setup = build(run)
+        dataset, partition = split_data(run)
+        self.setup = set_up(run, dataset, partition).seen
+        self._encode = dataset.encode
         clients, device = self.setup.federation.clients, self.setup.federation.device
         self._sources = restored(sources, clients)
         if self._of_final_state:
@@ -105,6 +115,8 @@ class ScoredModels:
 
     def predict(self, client: int, x: ArrayLike | None) -> Prediction:
         """What the model of `client` says of the samples x [n, ...], in the data set's units; None: its test samples.
+
+        Of a table x may be a frame with its columns.
 
         Raises:
             ConfigError: there is no such client, or x are no samples of its kind.
@@ -119,7 +131,7 @@ class ScoredModels:
             inputs, targets = federation.gather(kind.scored.indices(self._test_set, client))
             labels = targets.cpu().numpy()
         else:
-            given = torch.as_tensor(np.asarray(x))
+            given = torch.as_tensor(np.asarray(x) if self._encode is None else self._encode(x))
             flat = given.dim() == 2 and given.shape[1] == math.prod(federation.shape)
             if not len(given.shape) or not (flat or given.shape[1:] == federation.shape):
                 raise ConfigError(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
@@ -33,7 +35,18 @@ from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.fingerprint import environment, versions
-from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
+from fedbench.runs.folder import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    MODEL,
+    NAME,
+    RESULT,
+    RunFolder,
+    Status,
+    files_of,
+)
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
 
@@ -223,6 +236,8 @@ def experiment(
     whole = set_up(run, dataset, partition)
     setup = whole.seen
     check_rounds(run, setup)
+    names = client_names(dataset, partition)
+    tell_of_clients(run, setup, dataset, names)
     if not begun:
         check_hooks(setup)
         check_cuts(setup)
@@ -240,7 +255,7 @@ def experiment(
         saved_state = load_checkpoint(run, folder, setup) if begun else None
         if saved_state is None:  # from here on nothing refuses the run, and an earlier one may go
             folder.clear()
-        describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
+        describe(run, folder, setup, run.model.dealt(partition)[0], dataset, names)
         if saved_state is None:
             folder.begin()
         done = 0 if saved_state is None else saved_state.round
@@ -266,7 +281,7 @@ def experiment(
 
         # Result: scores of all rounds and clients, and the row that tables read.
         unseen = Unseen() if newcomers is None else newcomers.score(state)
-        return write(run, folder, setup, partition, state, local, local_key, unseen)
+        return write(run, folder, setup, partition, state, local, local_key, unseen, names)
     finally:
         trainer.close()
 
@@ -301,15 +316,56 @@ def untested_classes(setup: Setup) -> list[int]:
     return sorted(labels["train"].difference(*tested))
 
 
-def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partition, dataset: Dataset) -> None:
+FEW = 10  # test samples of a client, below which its accuracy moves in large steps
+
+
+def client_names(dataset: Dataset, partition: Partition) -> list[str]:
+    """Return what the data call each client; nothing where a client has no name, or two have one."""
+    if not dataset.names or dataset.domain is None:
+        return []
+    owners = [np.unique(dataset.domain[part]) for part in partition.train]
+    names = [dataset.names[each[0]] for each in owners]
+    return names if len({*names}) == len(names) and all(len(each) == 1 for each in owners) else []
+
+
+def named(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows of clients, the first as many as there are rows, with their names after their numbers."""
+    if not names:
+        return list(rows)
+    return [{"client": row["client"], NAME: name, **row} for row, name in zip(rows, names, strict=False)]
+
+
+def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Sequence[str]) -> None:
+    """Say which clients of the data are left out, and that the mean over clients of few test samples is a rough one."""
+    if not names:
+        return
+    where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
+    if lost := sorted({*dataset.names} - {*names}):
+        told = ", ".join(lost[:MOST]) + (", ..." if len(lost) > MOST else "")
+        fingerprint.warn_once(f"{where}: {len(lost)} of {len(dataset.names)} clients are left out, as they have no "
+                              f"training sample or partition={run.labels['partition']} says so: {told}")  # fmt: skip
+    sizes = setup.federation.sets["local"].sizes
+    few = int(((sizes > 0) & (sizes < FEW)).sum())
+    if few and run.protocol.average == "client":
+        fingerprint.warn_once(
+            f"{where}: {few} of {len(sizes)} clients have fewer than {FEW} test samples, and each counts alike in the "
+            "mean over clients; acc_pooled, or protocol.average=pooled, is over samples"
+        )
+
+
+def describe(
+    run: RunConfig, folder: RunFolder, setup: Setup, partition: Partition, dataset: Dataset, names: Sequence[str]
+) -> None:
     """Write what is known before the first round: config, environment, partition."""
     folder.write(CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))).encode())
     folder.write(ENVIRONMENT, as_json(environment(str(setup.federation.device))))
     clients = setup.federation.clients
-    folder.write_partition(partition, partition.statistics(dataset.y)[:clients])
+    folder.write_partition(partition, named(partition.statistics(dataset.y)[:clients], names))
     if clients <= DRAWN:
         title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        write_text(folder.path / "partition.svg", partition_svg(partition.label_counts(dataset.y)[:clients], title))
+        write_text(
+            folder.path / "partition.svg", partition_svg(partition.label_counts(dataset.y)[:clients], title, names)
+        )
 
 
 def load_checkpoint(run: RunConfig, folder: RunFolder, setup: Setup) -> State | None:
@@ -340,13 +396,15 @@ def write(
     local: Floats | None,
     local_key: str,
     unseen: Unseen,
+    names: Sequence[str],
 ) -> dict[str, Any]:
     """Write all files of a finished run, its row last; return the row."""
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history, unseen.tallies)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     kinds = _kinds(run, setup)
-    folder.write(CLIENTS, as_csv(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds)))
+    clients = client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds)
+    folder.write(CLIENTS, as_csv(named(clients, names)))
     method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
@@ -428,10 +486,26 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     return folder.result()
 
 
+def _has_estimates(run: RunConfig) -> bool:
+    with suppress(FedbenchError):  # raised again by the run itself
+        data = fingerprint.load_data(run.dataset)
+        return bool(data.columns) or data.estimates
+    return False
+
+
+def _outcome(run: RunConfig) -> Run | Exception:
+    try:
+        return execute(run)
+    except Exception as error:  # noqa: BLE001 - of this run alone
+        return error
+
+
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
     from fedbench.engine.seeds import joint_setup, together  # which a single run does without
 
+    if any(map(_has_estimates, runs)):  # the samples of each seed are as its training samples say
+        return [_outcome(run) for run in runs]
     references = [run.local for run in runs if run.local is not None]
     lacking = {each.key: each for each in references if run_status(each, folder_of(each)) != "finished"}
     if lacking:  # once each, as runs may share one; an error comes up again, in the run that needs the reference

@@ -54,6 +54,7 @@ ENVIRONMENT = "environment.json"  # fedbench.runs.fingerprint
 CODE = "code.txt"  # hashes of the code that began the run
 LOST = f"{CODE}:lost"
 ROUNDS = "rounds.csv"
+NAME = "name"  # column of a client's name, where the data have one
 CLIENTS = "clients.csv"  # one row a client (fedbench.runs.run.client_rows)
 TALLIES = "tallies.npz"
 PARTITION = "partition.csv"
@@ -75,14 +76,16 @@ def finished_below(place: Path) -> list[Path]:
 def numeric_rows(files: ChecksummedFolder, name: str, *columns: str) -> list[dict[str, str]]:
     """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
 
+    The column NAME may hold any text.
+
     Raises:
         Damaged: it is not as it was written.
     """
     rows = files.csv(name)
     try:
         for row in rows:
-            for text in row.values():
-                float(text or "nan")
+            for column, text in row.items():
+                float("nan" if column == NAME else text or "nan")
     except ValueError as error:
         raise files.damaged(name, "it holds something else than numbers") from error
     if not rows or not set(columns) <= set(rows[0]):

@@ -36,6 +36,7 @@ from fedbench.runs.folder import (
     COLLABORATION,
     CONFIG,
     MODEL,
+    NAME,
     PARTITION,
     RESULT,
     ROUNDS,
@@ -100,6 +101,11 @@ class Run:
     def client_rows(self) -> list[dict[str, str]]:
         """The lines of `clients`, each number as the text that was written."""
         return numeric_rows(files_of(self.folder), CLIENTS, "acc")
+
+    @property
+    def names(self) -> list[str]:
+        """What the data call each client; nothing where they do not."""
+        return [row[NAME] for row in self.client_rows if NAME in row]
 
     @cached_property
     def accuracies(self) -> NDArray[np.float64] | None:

@@ -157,6 +157,7 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 def _outcome(config: DictConfig) -> JobOutcome:
     """Return what comes of the run that `config` describes."""
+    from fedbench.config.compose import suited
     from fedbench.runs.config import resolve
 
     here = _kept.get() is not None  # else in a process that a launcher started
@@ -164,7 +165,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
     plain: Mapping[str, Any] = {}
     try:
         _refuse_another_launcher()
-        run = resolve(config)
+        run = resolve(suited(config, _task()))
         plain = run.plain
         name = run.settings.sweep.name
         if name and alone:  # nothing would be kept under it

@@ -80,7 +80,13 @@ FILES: dict[str, tuple[Callable[[Path], Callable[[], object]], str]] = {  # what
     "idx of other magic": (lambda p: lambda: read_idx(written(p, b"\x00\x00\x0d\x01\x00\x00\x00\x01")), "magic|13|0d"),
     "no image": (lambda p: lambda: read_images([written(p, b"GIF")], 4), "cannot identify"),
     "no archive": (lambda p: lambda: unpack(written(p, b"no"), p.parent / "out"), "header"),
-    "arrays besides x and y": (lambda p: npz(p, x=X, y=Y, client=Y), "client"),
+    "arrays besides x and y": (lambda p: npz(p, x=X, y=Y, hospital=Y), "hospital"),
+    "clients without a name": (lambda p: npz(p, x=X, y=Y, client=["A", ""] * 6), "6 of 12 training samples, .* at 1"),
+    "clients with gaps": (lambda p: npz(p, x=X, y=Y, client=np.where(Y, np.nan, 1.0)), "6 of 12 .* at 1, name no cl"),
+    "one client": (lambda p: npz(p, x=X, y=Y, client=["A"] * 12), "all samples are of client A"),
+    "clients of a shape": (lambda p: npz(p, x=X, y=Y, client=Y[1:]), r"client must be a list .* the 12 .*\(11,\)"),
+    "another part": (lambda p: npz(p, x=X, y=Y, split=["train", "dev"] * 6), "split is 'dev' at 1"),
+    "no training part": (lambda p: npz(p, x=X, y=Y, split=["val", "test"] * 6), "no sample is for training"),
     "one class": (lambda p: npz(p, x=X, y=Y * 0), "all labels are 0"),
     "labels of no class": (lambda p: npz(p, x=X, y=Y + 0.5), r"0\.5"),
     "objects": (lambda p: npz(p, x=X, y=Y.astype(object)), "no .npz of arrays"),
@@ -217,10 +223,9 @@ def test_integers_that_may_be_pixels_are_not(x: np.ndarray, told: Callable[..., 
     assert told(x=x, y=Y) == []
 
 
-def test_a_series_that_is_taken_for_an_image_is_told(told: Callable[..., list[str]]) -> None:
+def test_a_series_is_told(told: Callable[..., list[str]]) -> None:
     (said,) = told(x=np.arange(12 * 6 * 8, dtype=np.float32).reshape(12, 6, 8), y=Y)
-    assert "[6, 8] were taken for grey images" in said
-    assert "[n, 6, 1, 8]" in said
+    assert "[6, 8] were taken for series of 6 channels and 8 steps; dataset.kind=image" in said
 
 
 def test_a_series_as_told_has_its_channels(tmp_path: Path) -> None:

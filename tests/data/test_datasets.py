@@ -216,7 +216,13 @@ def saved(path: Path, **arrays: np.ndarray) -> str:
 
 @pytest.mark.parametrize(
     ("shape", "read"),
-    [((20, 6), (1, 1, 6)), ((20, 4, 5), (1, 4, 5)), ((20, 4, 5, 3), (3, 4, 5)), ((20, 3, 4, 5), (3, 4, 5))],
+    [
+        ((20, 6), (1, 1, 6)),
+        ((20, 5, 5), (1, 5, 5)),
+        ((20, 4, 5), (4, 1, 5)),
+        ((20, 4, 5, 3), (3, 4, 5)),
+        ((20, 3, 4, 5), (3, 4, 5)),
+    ],
 )
 def test_npz_shapes(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=shape)

@@ -227,7 +227,10 @@ def test_homo_is_even_and_iid():
     assert shared < 50  # by chance 171 / 7 = 24
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "num_clients" in {f.name for f in dataclasses.fields(small(n))}])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in NAMES if n != "natural" and "num_clients" in {f.name for f in dataclasses.fields(small(n))}],
+)  # whose clients are the data's: tests/data/test_natural.py
 def test_more_clients_than_samples_are_refused(name):
     with pytest.raises(ConfigError, match="num_clients=1201 is more than the 1200 samples"):
         make_partition(small(name, num_clients=1201), TOY, Protocol(), 0)

@@ -68,6 +68,10 @@ SMALL: list[tuple[str, dict[str, Any], tuple[int, ...], str, str, dict[str, Any]
         )
         for w, v in ((256, 8192), (24, 90))
     ),
+    (
+        *("cnn1d", {}, (6, 1, 20), "cnn1d", "conv pool"),
+        {"conv.0": (32, 6, 1, 5), "conv.3": (64, 32, 1, 5), "conv.6": (64, 64, 1, 3)},
+    ),
     ("mlp", {}, (3, 5, 4), "mlp200x200", "flatten fc", {"fc.0": (200, 60), "fc.2": (200, 200)}),
     ("mlp", {"hidden": (30,)}, (2, 5, 4), "mlp30", "flatten fc", {"fc.0": (30, 40)}),
     (

@@ -134,6 +134,20 @@ def fedrema_alexnet_code(w: Tree, x: Tensor) -> Tensor:
     return linear(linear(linear(x, w, "fc.0"), w, "fc.1"), w, "head")
 
 
+def cnn1d(w: Tree, x: Tensor) -> Tensor:
+    h = x.squeeze(2)
+    for name, padding in (("conv.0", 2), ("conv.3", 2), ("conv.6", 1)):
+        h = F.conv1d(h, w[f"{name}.weight"].squeeze(2), w[f"{name}.bias"], padding=padding).relu()
+        h = F.max_pool1d(h, 2) if padding == 2 else h
+    return linear(h.mean(2), w, "head")
+
+
+def embedding(w: Tree, x: Tensor) -> Tensor:
+    tokens = x.long().flatten(1)
+    bag = F.embedding_bag(tokens, w["embedding.weight"], mode="mean", padding_idx=0)
+    return linear(bag, w, "head")
+
+
 def mlp(w: Tree, x: Tensor) -> Tensor:
     x = linear(x.flatten(1), w, "fc.0").relu()
     return linear(linear(x, w, "fc.2").relu(), w, "head")
@@ -153,22 +167,25 @@ def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
 
 
 WRITTEN_OUT = [
-    *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn)
+    *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn),
+    *(cnn1d, embedding),
 ]
+WORDS = ("textcnn", "embedding")  # which read token numbers
 
 
 @pytest.mark.parametrize("forward", WRITTEN_OUT)
 def test_networks_are_what_their_papers_say(forward) -> None:
     """Outputs and gradients; weights and statistics are drawn, so that each of them counts."""
     name = forward.__name__
-    shape = {"fedrema_cnn": (1, 28, 28), "textcnn": (1, 1, 14)}.get(name, (3, 32, 32))
+    shapes = {"fedrema_cnn": (1, 28, 28), "cnn1d": (6, 1, 21), **dict.fromkeys(WORDS, (1, 1, 14))}
+    shape = shapes.get(name, (3, 32, 32))
     stem, _, how = name.partition("_") if name == "lenet5_bn" else (name.removesuffix("_code"), "", name[-5:])
     fields: dict[str, object] = {"_code": {"activations": "code"}, "bn": {"batch_norm": True}}.get(how, {})
     model = build(stem, **fields)
     draw = torch.Generator().manual_seed(0)
     w = {k: v + 0.02 * torch.randn(v.shape, generator=draw) for k, v in weights(model, shape, 7).items()}
     x = torch.randn(3, *shape, generator=draw)
-    x = x.abs().mul(4).round() if name == "textcnn" else x
+    x = x.abs().mul(4).round() if name in WORDS else x
     task = model.task(shape, 7)
     torch.testing.assert_close(task.apply(w, x), forward(w, x))
     assert task.features(w, x).shape == (3, w["head.weight"].shape[1])
@@ -388,6 +405,8 @@ NETWORKS = [
     ("fedrema_alexnet", (1, 12, 12)),
     ("cub_cnn", (2, 16, 16)),
     ("textcnn", ()),
+    ("embedding", ()),
+    ("cnn1d", (2, 1, 9)),
     ("resnet18", (3, 33, 33)),
     ("mobilenet_v2", (1, 33, 33)),
     ("squeezenet", (3, 21, 21)),
@@ -400,8 +419,8 @@ SMALL = [case for case in NETWORKS if case[0] not in ("resnet18", "mobilenet_v2"
 
 @pytest.mark.parametrize(("name", "shape"), tiered(NETWORKS, quick=SMALL))
 def test_every_network_trains_alike_in_both_engines_and_the_plain_loop(name: str, shape: tuple[int, ...]) -> None:
-    model = build(name, **({"vocabulary": 9} if name == "textcnn" else {}))
-    data = text_federation() if name == "textcnn" else federation((6, 7), shape, tests=3)
+    model = build(name, **({"vocabulary": 9} if name in WORDS else {}))
+    data = text_federation() if name in WORDS else federation((6, 7), shape, tests=3)
     # Small steps, large batches: normalising two or three values by their own spread blows rounding up, layer by layer.
     work = {"batch": 7, "iterations": 2, "optimizer": OptimizerConfig(lr=1e-3)} if name in VISION else {"batch": 4}
     chosen = setup(FedAvg(), data, model, rounds=1, epochs=1, **work)

@@ -41,10 +41,11 @@ NO_MODEL = {  # (data set, model): why not
         for name in CLASSES
         for model, reason in (
             ("textcnn", "reads captions"),
+            ("embedding", "reads token numbers"),
             ("cub_pair", "clients are of 2 kinds"),  # which the default method does not take
             ("small_pair", "clients are of 2 kinds"),
         )
-        if name not in ("cub", "captioned")
+        if name not in ("cub", "captioned") or model == "embedding"
     },
     **{(name, "torchvision"): "has no network; give model.architecture" for name in CLASSES},
     **{(name, "timm"): "has no network; give model.architecture|needs timm" for name in CLASSES},

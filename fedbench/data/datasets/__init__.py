@@ -21,6 +21,7 @@ DATASETS: Registry[DataSource] = Registry(
         "mnist": "fedbench.data.datasets.small_images:Mnist",
         "npz": "fedbench.data.datasets.own:Npz",
         "synthetic": "fedbench.data.datasets.synthetic:Synthetic",
+        "table": "fedbench.data.datasets.table:OwnTable",
         "tiny_imagenet": "fedbench.data.datasets.small_images:TinyImageNet",
     },
     __name__,

@@ -1,9 +1,10 @@
 """Data of one's own: `dataset=npz` reads an .npz file, `dataset=images` a folder of image files.
 
-Labels of any kind are numbered in sorted order. Without a test split a fixed random fifth of each class is one, the
-same on every machine. Without `mean` and `std` each channel's are taken over the training samples. In tables and
-folders the data set is called what the file is called; a run's folder also holds a hash of the samples. What cannot
-be meant is refused; what may be meant is said in a line.
+Labels of any kind are numbered in sorted order. Samples that name their clients bring `partition=natural`. Their train
+and test samples are what `split` says, else the protocol splits each client's. Without clients and a test split a fixed
+random fifth of each class is one, the same on every machine. Without `mean` and `std` each channel's are taken over the
+training samples. In tables and folders the data set is called what the file is called; a run's folder also holds a hash
+of the samples. What cannot be meant is refused; what may be meant is said in a line.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +22,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.config.fields import at_least, finite, positive
+from fedbench.config.fields import at_least, finite, one_of, positive
+from fedbench.config.schema import added
 from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.core.files import load_npz
-from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
+from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 
 log = logging.getLogger("fedbench")
@@ -35,8 +38,12 @@ SPLITS = ("training", "test")
 KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # numpy's letters for types of numbers
 APART = 3.0  # times the deviation of the training samples at which test samples are on another scale
 EXACT = 2**53  # whole numbers up to it are told apart as floats
+EXACT_32 = 2**24  # and as float32, in which samples are kept
 PIXELS = 255  # whole numbers that span more are no pixels
-MISSING = ("", "nan", "none")  # what a label that is missing becomes as a word
+MISSING = ("", "nan", "none", "<na>")  # what a label that is missing becomes as a word
+WORDS = 8  # token numbers of a sample, at least
+LIKE = 10  # times the largest number of a column at which another column holds the same kind of thing
+SPLIT = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}  # place in PARTS
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,10 @@ class OwnData(DataSource):
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         """(training, test) samples as `x` [n, ...] and `y` [n]; no test samples: a fifth will be.
 
-        `said`, if it is there, holds lines on what may be meant otherwise.
+        What else may be there: `client` [n], whose each sample is; `split` [n], a key of SPLIT, if there are no test
+        samples; `kind`, what they are (Npz.kind; images); of a table, whose x [n, d] may hold nan, how many categories
+        each column has (`columns` [d]), the `words` of all, and their names (`inputs` [d]); `said`, lines on what may
+        be meant otherwise.
         """
 
     @abstractmethod
@@ -69,6 +79,15 @@ class OwnData(DataSource):
         """The options that change what `parse` yields."""
         return ""
 
+    @property
+    def owned(self) -> bool:
+        """Whether the samples name their clients."""
+        return False
+
+    def network(self) -> dict[str, Any]:
+        """What model=auto is: the name, and fields that the samples decide."""
+        return {"name": self.model}
+
     def state(self) -> Availability:
         """Ready where there is something at `path`."""
         ready = self.path is not None and Path(self.path).expanduser().exists()
@@ -76,38 +95,79 @@ class OwnData(DataSource):
         return Availability(ready, where, (self.path or "dataset.path",), "set dataset.path to your data")
 
     def read(self, report: Report = silent) -> Dataset:
+        arrays = self._arrays(report)
+        for line in arrays["said"].tolist():
+            _say(f"{Path(self.path or '').expanduser()}: {line}")
+        return self._dataset(arrays)
+
+    def _arrays(self, report: Report = silent) -> Arrays:
         if not self.state().ready:
             raise DataMissing(
                 f"dataset={self.name}: "
                 + (f"there is nothing at {self.path}" if self.path else "set dataset.path to your data")
             )
         path = Path(self.path or "").expanduser()
-        arrays = cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report)))
-        for line in arrays["said"].tolist():
-            _say(f"{path}: {line}")
-        return self._dataset(arrays)
+        return cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report)))
 
     @property
     def stamp(self) -> str:
         files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said3", files)
+        return source_key(f"{self.name}{self.variant}-said4", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
         scale = 255.0 if x.dtype == np.uint8 else 1.0
         mean, std = (tuple(map(float, arrays[name] / scale)) for name in ("mean", "std"))
-        return Dataset(self.label, x, y, count, classes, self.mean or mean, self.std or std, scale)
+        names, inputs = (tuple(arrays[name].tolist()) if name in arrays else () for name in ("names", "inputs"))
+        words, ends = arrays.get("words", np.zeros(0)).tolist(), np.cumsum(arrays.get("columns", np.zeros(0, np.int64)))
+        columns = tuple(
+            tuple(words[end - count : end]) for count, end in zip(np.diff(ends, prepend=0), ends, strict=True)
+        )
+        given = self.mean is not None or self.std is not None
+        return Dataset(
+            *(self.label, x, y, count, classes, self.mean or mean, self.std or std, scale),
+            domain=arrays.get("domain"),
+            names=names,
+            part=arrays.get("part"),
+            columns=() if given else columns,
+            inputs=inputs,
+            estimates=bool(names) and "part" not in arrays and not (given or columns or "tokens" in arrays),
+            tokens=int(arrays["tokens"][0]) if "tokens" in arrays else 0,
+        )
 
 
 @dataclass(frozen=True)
 class Npz(OwnData):
-    """Arrays `x` and `y`, and `x_test` and `y_test` where there is a test split.
+    """Arrays `x` and `y`, and `x_test` and `y_test` where there is a test split; `client` and `split` as in `parse`.
 
-    `x` is [n, d], [n, H, W], [n, C, H, W] or [n, H, W, C]; uint8 means pixels up to 255, anything else is taken as it
-    is, as float32.
+    `x` is a table [n, d], token numbers [n, L], series [n, C, T], or images [n, H, W], [n, C, H, W] or [n, H, W, C];
+    uint8 means pixels up to 255, anything else is taken as it is, as float32.
     """
 
     name: ClassVar[str] = "npz"
+
+    # what a sample is; auto: images but of two axes (tokens or a table, see `_kind_of`) and [C, T] (series, if C != T)
+    kind: str = added(one_of("auto", "table", "tokens", "series", "image"))
+
+    @property
+    def variant(self) -> str:
+        """The kind that is given."""
+        return "" if self.kind == "auto" else f"-{self.kind}"
+
+    @property
+    def owned(self) -> bool:
+        """Whether there is an array `client`."""
+        try:
+            with zipfile.ZipFile(Path(self.path or "").expanduser()) as archive:
+                return "client.npy" in archive.namelist()
+        except (OSError, zipfile.BadZipFile):  # said when it is read
+            return False
+
+    def network(self) -> dict[str, Any]:
+        arrays = self._arrays()
+        if "tokens" in arrays:
+            return {"name": "embedding", "vocabulary": int(arrays["tokens"][0])}
+        return {"name": "cnn1d" if arrays["kind"][0] == "series" else self.model}
 
     def files(self, path: Path) -> list[Path]:
         """The file."""
@@ -123,14 +183,17 @@ class Npz(OwnData):
                 f"{path} is no .npz of arrays, or a damaged one; write it with numpy.savez, and what is an array of "
                 "Python objects, as labels from pandas are, as y.astype(str)"
             )
-        names = {"x", "y"} | ({"x_test", "y_test"} if {"x_test", "y_test"} & set(arrays) else set())
-        if names != set(arrays):
+        tested = {"x_test", "y_test"} if any(name.endswith("_test") for name in arrays) else set()
+        whose = {"client", "client_test"} if "client" in arrays and tested else {"client"} & set(arrays)
+        needed = {"x", "y"} | tested | whose
+        if not needed <= set(arrays) <= needed | (set() if tested else {"split"}):
             raise DataCorrupt(
                 f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and y_test; "
-                "for clients of your own use partition=file with the indices of each"
+                "add client (and client_test) to say whose each sample is, split to say train, val or test in one x"
             )
-        test = {name: arrays[f"{name}_test"] for name in ("x", "y")} if "x_test" in arrays else None
-        return {"x": arrays["x"], "y": arrays["y"]}, test
+        named: Parsed = {name: arrays[name] for name in ("x", "y", "client", "split") if name in arrays}
+        test = {name: arrays[f"{name}_test"] for name in named} if tested else None
+        return {**named, "kind": np.array(self.kind)}, test
 
 
 @functools.cache
@@ -159,27 +222,38 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
             )
     count = len(train["y"])
     try:
-        x = _samples([part["x"] for part in parts])
+        asked = str(train.get("kind", "image"))
+        kind = _kind_of(train["x"]) if asked == "auto" else asked
+        x = _samples([part["x"] for part in parts], kind, raw="columns" in train)
         labels, said = _labels([part["y"] for part in parts])
+        owned, heard = _owned(parts)
     except (ValueError, TypeError) as error:
         raise DataCorrupt(f"{path}: {error}") from error
-    said += [line for part in parts for line in part.get("said", np.zeros(0, np.str_)).tolist()]
-    said += _understood(train["x"])
+    said += [line for part in parts for line in part.get("said", np.zeros(0, np.str_)).tolist()] + heard
+    said += _understood(train["x"], asked, kind)
     names, y = np.unique(labels, return_inverse=True)
     if len(names) < 2:
         raise DataCorrupt(f"{path}: all labels are {names[0]}, so that any model is right; give two classes")
     y = y.astype(np.int64)
-    said += _doubts(names, y, count)
-    if train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] and x.shape[1] not in COLOURS:
+    if kind == "image" and train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] not in COLOURS:
         said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
-    if test is None:
-        held = stratified_fifth(y, "own")
-        order = np.concatenate([np.flatnonzero(~held), np.flatnonzero(held)])
-        x, y, count = x[order], y[order], int(np.sum(~held))
-    seen = x[:count].astype(np.float64)
+    try:
+        order, count = _order(y, owned, count)
+    except ValueError as error:
+        raise DataCorrupt(f"{path}: {error}") from error
+    x, y = x[order], y[order]
+    owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
+    said += _doubts(names, y, count)
+    seen = np.nan_to_num(x[:count].astype(np.float64))
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
-    if test is not None:
-        said += _scales(seen, x[count:])
+    more: dict[str, NDArray[Any]] = {}
+    if kind == "tokens":
+        more["tokens"] = np.array([int(x.max()) + 1])
+        mean, std = np.zeros(1), np.ones(1)
+    elif kind == "table":
+        more |= {name: train[name] for name in ("columns", "words", "inputs") if name in train}
+        more.setdefault("columns", np.zeros(x.shape[3], dtype=np.int64))
+    said += [] if test is None or "tokens" in more else _scales(seen, x[count:])
     said += _copies(x, y, count)
     return {
         "x": x,
@@ -189,16 +263,107 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         "mean": mean,
         "std": np.where(std > 0, std, 1.0),
         "said": np.array(said, dtype=np.str_),
+        "kind": np.array([kind]),
+        **more,
+        **owned,
     }
 
 
-def _samples(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The samples of both splits as one array [n, C, H, W], uint8 or float32.
+def _order(y: Ints, owned: Parsed, count: int) -> tuple[Ints, int]:
+    """(the samples in the order in which they are kept, training samples first; how many these are).
+
+    `y` has all labels, `count` those of the training samples of the file; `owned` has `part` if it is given.
+
+    Raises:
+        ValueError: none is for training.
+    """
+    if "part" in owned:
+        tested = owned["part"] == PARTS.index("test")
+        if not np.any(owned["part"] == PARTS.index("train")):
+            raise ValueError("no sample is for training; write train in split where one is")
+        return np.argsort(tested, kind="stable"), int(np.sum(~tested))
+    if count < len(y) or owned:  # the protocol splits the samples of each client
+        return np.arange(len(y)), count
+    held = stratified_fifth(y, "own")
+    return np.concatenate([np.flatnonzero(~held), np.flatnonzero(held)]), int(np.sum(~held))
+
+
+def _kind_of(x: NDArray[Any]) -> str:
+    """What samples [n, ...] are taken for; see Npz.kind."""
+    if x.dtype == np.uint8 or x.ndim not in (2, 3):
+        return "image"
+    if x.ndim == 3:
+        return "image" if x.shape[1] == x.shape[2] else "series"
+    if x.dtype.kind not in "iu" or x.shape[1] < WORDS or x.min() < 0 or x.max() <= PIXELS:
+        return "table"
+    return "tokens" if 2 * np.sum(LIKE * x.max(0).astype(np.float64) >= x.max()) >= x.shape[1] else "table"
+
+
+def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """(what is given of `domain` [n], whose each sample is, `names` of the clients, and `part` [n]; a line on them).
+
+    Raises:
+        ValueError: samples without a client, or all of one; a part that there is not.
+    """
+    sizes = [len(part["y"]) for part in parts]
+    given = {"part": _parts(parts[0]["split"], sizes[0])} if "split" in parts[0] else {}
+    if "client" not in parts[0]:
+        return given, []
+    if len(parts) > 1:
+        given["part"] = np.repeat(np.array([0, PARTS.index("test")], np.int8), sizes)
+    told = []
+    for split, part in zip(SPLITS, parts, strict=False):
+        whose, count = part["client"], len(part["y"])
+        if whose.shape != (count,) or whose.dtype.kind not in "USiufb":
+            raise ValueError(
+                f"client must be a list of names or numbers as long as the {count} {split} samples, got {whose.dtype} "
+                f"{whose.shape}"
+            )
+        if whose.dtype.kind == "f" and np.array_equal(whole := np.nan_to_num(whose).round(), np.nan_to_num(whose)):
+            whose = np.where(np.isnan(whose), "", whole.astype(np.int64).astype(str))  # as numbers with gaps are
+        words = np.char.strip(whose.astype(np.str_))
+        missing = np.flatnonzero(np.isin(np.char.lower(words), MISSING))
+        if len(missing):
+            raise ValueError(
+                f"{len(missing)} of {count} {split} samples, the first at {missing[0]}, name no client; give each one, "
+                "or leave them out"
+            )
+        told.append(words)
+    names, domain, counts = np.unique(np.concatenate(told), return_inverse=True, return_counts=True)
+    if len(names) < 2:
+        raise ValueError(
+            f"all samples are of client {names[0]}, a federation needs two; leave the clients out to deal samples by "
+            "partition=dir0.3"
+        )
+    if all(name.isdecimal() for name in names.tolist()):
+        order = np.array(sorted(range(len(names)), key=lambda place: int(names[place])))
+        names, domain = names[order], np.argsort(order)[domain]
+    line = f"{len(names)} clients, {names[0]} to {names[-1]}, of {counts.min()} to {counts.max()} samples"
+    return {**given, "domain": domain.astype(np.int64), "names": names}, [line]
+
+
+def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:
+    """The place in PARTS of each of `count` samples.
+
+    Raises:
+        ValueError: other words than SPLIT has.
+    """
+    words = np.char.lower(np.char.strip(split.astype(np.str_)))
+    if words.shape != (count,):
+        raise ValueError(f"split must be a list as long as the {count} samples, got {split.shape}")
+    odd = np.flatnonzero(~np.isin(words, list(SPLIT)))
+    if len(odd):
+        raise ValueError(f"split is '{split[odd[0]]}' at {odd[0]}; write train, val or test")
+    return np.array([SPLIT[word] for word in words.tolist()], dtype=np.int8)
+
+
+def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[Any]:
+    """The samples of both splits as one array [n, C, H, W], uint8 or float32; `raw`: nan may be among them.
 
     Raises:
         ValueError: no shape of samples, no numbers, values that are not finite, or splits that differ in these.
     """
-    read = [_images_first(part) for part in parts]
+    read = [_shaped(part, kind) for part in parts]
     kinds = ["uint8, pixels up to 255" if part.dtype == np.uint8 else KINDS[part.dtype.kind] for part in parts]
     shapes = [list(part.shape[1:]) for part in read]
     for what, found in (("are", kinds), ("have shape [C, H, W] =", shapes)):
@@ -206,7 +371,7 @@ def _samples(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
             raise ValueError(f"training samples {what} {found[0]}, test samples {what} {found[-1]}; make them alike")
     for split, part in zip(SPLITS, read, strict=False):
         odd = np.flatnonzero(~np.isfinite(part).all((1, 2, 3)))
-        if len(odd):
+        if len(odd) and not raw:
             raise ValueError(
                 f"{len(odd)} of {len(part)} {split} samples, the first at {odd[0]}, hold nan, inf or a number that "
                 "float32 does not; leave them out, or put a number there"
@@ -246,21 +411,27 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
     return labels, [f"{split} {taken}, a quantity is not predicted here" for split in told]
 
 
-def _understood(x: NDArray[Any]) -> list[str]:
+def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
     """What training samples as they are in the file were taken for, where they may be meant otherwise."""
-    said = []
-    if x.dtype.kind in "iu" and x.dtype != np.uint8 and int(x.max()) - int(x.min()) > PIXELS:
-        said.append(
-            f"samples are integers from {x.min()} to {x.max()}, taken for quantities; no network here reads numbers of "
-            "tokens, so give an embedding of such"
+    if asked != "auto":
+        return []
+    shape, line = list(x.shape[1:]), ""
+    if kind == "tokens":
+        line = (
+            f"samples {shape} of whole numbers up to {x.max()} were taken for token numbers, 0 for padding; "
+            "dataset.kind=table: for quantities"
         )
-    if x.ndim == 3 and x.shape[1] != x.shape[2]:
-        rows, columns = x.shape[1:]
-        said.append(
-            f"samples [{rows}, {columns}] were taken for grey images; give a series of {rows} channels as "
-            f"[n, {rows}, 1, {columns}]"
+    elif kind == "series":
+        line = (
+            f"samples {shape} were taken for series of {shape[0]} channels and {shape[1]} steps; "
+            "dataset.kind=image: for grey images"
         )
-    return said
+    elif x.dtype.kind in "iu" and x.dtype != np.uint8 and int(x.max()) - int(x.min()) > PIXELS:
+        line = (
+            f"samples are integers from {x.min()} to {x.max()}, taken for quantities; dataset.kind=tokens: for "
+            "token numbers"
+        )
+    return [line] * bool(line)
 
 
 def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
@@ -297,20 +468,28 @@ def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
     return [f"training samples span {first}, test samples {second}: other scales, taken as they are"]
 
 
-def _images_first(x: NDArray[Any]) -> NDArray[Any]:
+def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
     """`x` as [n, C, H, W], uint8 or float32; inf where a number is too large for it.
 
+    Tables and tokens become [n, 1, 1, d], series [n, C, 1, T].
+
     Raises:
-        ValueError: no shape of samples, or nothing that is a number.
+        ValueError: no shape of samples of this kind, or nothing that is a number.
     """
     if x.dtype.kind not in KINDS:
         raise ValueError(f"samples must be numbers, got {x.dtype}")
+    if kind == "tokens" and not (np.array_equal(x, np.trunc(x)) and x.min(initial=0) >= 0 and x.max() < EXACT_32):
+        raise ValueError(f"token numbers must be whole, from 0 to {EXACT_32 - 1}, got {x.min()} to {x.max()}")
     with np.errstate(over="ignore", invalid="ignore"):
-        x = x if x.dtype == np.uint8 else x.astype(np.float32)
+        x = x if x.dtype == np.uint8 and kind == "image" else x.astype(np.float32)
     if 0 in x.shape:
         raise ValueError(f"samples must not be empty, got {list(x.shape)}")
+    if kind == "series" and x.ndim in (2, 3):
+        return x.reshape(len(x), -1, 1, x.shape[-1])
     if x.ndim == 2:
         return x[:, None, None, :]
+    if kind in ("table", "tokens", "series"):
+        raise ValueError(f"{kind} of samples {list(x.shape)}; expected {'[n, C, T]' if kind == 'series' else '[n, d]'}")
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4:
@@ -321,7 +500,10 @@ def _images_first(x: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class ImageFolder(OwnData):
-    """CLASS/IMAGE files, or train/CLASS/IMAGE and test/CLASS/IMAGE; colour images, scaled to one size."""
+    """CLASS/IMAGE files, or train/CLASS/IMAGE and test/CLASS/IMAGE; colour images, scaled to one size.
+
+    CLIENT/CLASS/IMAGE if no folder of the first level holds an image and one of the second does.
+    """
 
     name: ClassVar[str] = "images"
 
@@ -338,6 +520,11 @@ class ImageFolder(OwnData):
         """The size, that 16 bits of grey are scaled, in older copies clipped, and that turned images are upright."""
         return f"-{self.size}-deep-upright"
 
+    @property
+    def owned(self) -> bool:
+        """Whether the first level of folders, below train and test if they are there, are clients."""
+        return _of_clients(_splits(Path(self.path or "").expanduser()))
+
     def read(self, report: Report = silent) -> Dataset:
         for line in _left_out(Path(self.path or "").expanduser()):
             _say(line)
@@ -345,17 +532,18 @@ class ImageFolder(OwnData):
 
     def files(self, path: Path) -> list[Path]:
         """Every image."""
-        return [file for split in _splits(path) for label in _classes(split) for file in _images(label)]
+        return [file for split in _splits(path) for label in _classes(split, self.owned) for file in _images(label)]
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         train, *test = [self._split(split, report) for split in _splits(path)]
         return train, test[0] if test else None
 
     def _split(self, folder: Path, report: Report) -> Parsed:
-        files = [file for label in _classes(folder) for file in _images(label)]
+        files = [file for label in _classes(folder, self.owned) for file in _images(label)]
         if not files:
             raise DataCorrupt(
-                f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) in a folder for each class: CLASS/IMAGE"
+                f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) in a folder for each class: CLASS/IMAGE, or "
+                "CLIENT/CLASS/IMAGE"
             )
         doubts: dict[str, list[Path]] = {}
         x = read_images(files, self.size, resize=True, upright=True, report=report, doubts=doubts)
@@ -363,7 +551,9 @@ class ImageFolder(OwnData):
             f"{len(found)} of {len(files)} images, the first {min(found).relative_to(folder)}, {doubt}"
             for doubt, found in sorted(doubts.items())
         ]
-        return {"x": x, "y": np.array([file.parent.name for file in files]), "said": np.array(said, dtype=np.str_)}
+        whose = {"client": np.array([file.parents[1].name for file in files])} if self.owned else {}
+        labels = np.array([file.parent.name for file in files])
+        return {"x": x, "y": labels, "said": np.array(said, dtype=np.str_), **whose}
 
 
 def _splits(path: Path) -> list[Path]:
@@ -371,8 +561,16 @@ def _splits(path: Path) -> list[Path]:
     return named if all(folder.is_dir() for folder in named) else [path]
 
 
-def _classes(folder: Path) -> list[Path]:
-    return [entry for entry in _shown(folder) if entry.is_dir()]
+def _of_clients(splits: Sequence[Path]) -> bool:
+    """Whether images lie in folders of folders of each of `splits`, and none in its folders."""
+    first = [folder for split in splits for folder in _classes(split)]
+    return not any(map(_images, first)) and any(map(_images, (each for folder in first for each in _classes(folder))))
+
+
+def _classes(folder: Path, owned: bool = False) -> list[Path]:
+    """The folders of classes in `folder`, if `owned` those in each of its folders."""
+    folders = [entry for entry in _shown(folder) if entry.is_dir()]
+    return [each for client in folders for each in _classes(client)] if owned else folders
 
 
 def _images(folder: Path) -> list[Path]:
@@ -387,9 +585,10 @@ def _shown(folder: Path) -> list[Path]:
 def _left_out(path: Path) -> Iterator[str]:
     """Yield what of a folder of images is not read, which may have been meant to be."""
     splits, suffixes = _splits(path), ", ".join(IMAGE_SUFFIXES)
+    owned = _of_clients(splits)
     if beside := [each.name for each in _classes(path) if len(splits) > 1 and each not in splits]:
         yield f"{path}: only train and test are read, not {', '.join(beside)}"
-    for label in (each for split in splits for each in _classes(split)):
+    for label in (each for split in splits for each in _classes(split, owned)):
         images = {*_images(label)}
         if not images:
             yield f"{label} holds no image ({suffixes}) and is no class"

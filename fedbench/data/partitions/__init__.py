@@ -24,6 +24,7 @@ PARTITIONS: Registry[PartitionSpec] = Registry(
         "homo_fedsac": "fedbench.data.partitions.programs:FedSacHomogeneous",
         "label_groups": "fedbench.data.partitions.groups:LabelGroups",
         "label_shift": "fedbench.data.partitions.groups:LabelShift",
+        "natural": "fedbench.data.partitions.natural:Natural",
         "pathological": "fedbench.data.partitions.label:Pathological",
         "pathological_fedsac": "fedbench.data.partitions.programs:FedSacPathological",
         "quantity": "fedbench.data.partitions.label:Quantity",

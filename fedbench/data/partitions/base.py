@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbench.config.fields import Component
 from fedbench.core.errors import ConfigError
@@ -26,6 +27,7 @@ class Pool:
     classes: int
     domain: Ints | None = None  # [m]
     origin: str = ""  # name-fingerprint of the data set
+    part: NDArray[np.int8] | None = None  # [m], place in PARTS that the data say
 
     def __len__(self) -> int:
         return len(self.index)

@@ -1,0 +1,236 @@
+"""dataset=table: rows of a .csv, .tsv or .parquet file; and what is estimated of tables before a network reads them.
+
+Numbers are standardised, and those that are missing are the column's median; categories are one-hot, a missing one is
+one of its own. All of it is estimated from the samples that clients train on, by scikit-learn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, Report, reason_of, unknown
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.datasets.own import OwnData, Parsed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_WORDS = 100  # different words of a column that are taken for categories
+NAMED = 6  # columns that a line names
+
+
+@dataclass(frozen=True)
+class OwnTable(OwnData):
+    """A column is the label, one may be the client and one the split; all others are inputs."""
+
+    name: ClassVar[str] = "table"
+
+    target: str | None = None  # the column of the label
+    client: str | None = None  # the column that says whose a row is
+    split: str | None = None  # the column that says train, val or test
+    categories: tuple[str, ...] = ()  # columns of numbers that name categories, or of more words than MOST_WORDS
+    drop: tuple[str, ...] = ()  # columns that are no inputs, such as the number of a row
+    mean: tuple[float, ...] | None = field(default=None, init=False)  # each column has its own
+    std: tuple[float, ...] | None = field(default=None, init=False)
+
+    @property
+    def variant(self) -> str:
+        """A hash of the columns' roles."""
+        roles = (self.target, self.client, self.split, self.categories, self.drop)
+        return f"-{hashlib.sha256(repr(roles).encode()).hexdigest()[:8]}"
+
+    @property
+    def owned(self) -> bool:
+        return self.client is not None
+
+    def files(self, path: Path) -> list[Path]:
+        """The file."""
+        return [path]
+
+    def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
+        frame = self._frame(path)
+        columns = [str(name) for name in frame.columns]
+        frame.columns = columns
+        if self.target is None:
+            raise ConfigError(f"dataset.target: which column is the label? {path} has {', '.join(columns)}")
+        roles = [name for name in (self.target, self.client, self.split) if name is not None]
+        for name in (*roles, *self.categories, *self.drop):
+            if name not in columns:
+                raise unknown(f"column of {path}", name, columns)
+        if not (inputs := [name for name in columns if name not in (*roles, *self.drop)]):
+            raise DataCorrupt(f"{path} has no column besides {', '.join([*roles, *self.drop])}; add inputs")
+        try:
+            read = [self._input(frame[name], name) for name in inputs]
+            found: dict[str, NDArray[Any]] = {
+                "x": np.stack([values for values, _ in read], axis=1),
+                "y": _labels(frame[self.target], self.target),
+                "columns": np.array([len(words) for _, words in read]),
+                "words": np.array([word for _, words in read for word in words], np.str_),
+                "inputs": np.array(inputs, np.str_),
+                "kind": np.array("table"),
+            }
+        except ValueError as error:
+            raise DataCorrupt(f"{path}: {error}") from error
+        for name, column in (("client", self.client), ("split", self.split)):
+            if column is not None:
+                found[name] = np.array(frame[column].astype(object).fillna("").astype(str), np.str_)
+        said = _understood(found, inputs)
+        said += [f"column '{name}' numbers the rows; if it is no input: dataset.drop=[{name}]"
+                 for name in inputs if _counts(found["x"][:, inputs.index(name)])]  # fmt: skip
+        return {**found, "said": np.array(said, np.str_)}, None
+
+    def _frame(self, path: Path) -> pd.DataFrame:
+        import pandas as pd
+
+        names = {name: str for name in (self.client, self.split) if name is not None}  # 007 is no 7
+        try:
+            if path.suffix.lower() == ".parquet":
+                return pd.read_parquet(path)
+            with path.open(encoding="utf-8-sig") as file:
+                head = file.readline()
+            comma = max(",;\t", key=head.count)
+            return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
+        except ImportError as error:
+            raise FedbenchError(
+                f"{path}: .parquet is read by pyarrow: pip install 'fedbench-harness[parquet]', or write a .csv"
+            ) from error
+        except OSError as error:
+            raise DataMissing(f"{path}: {error.strerror or reason_of(error)}") from error
+        except Exception as error:  # of many classes
+            raise DataCorrupt(
+                f"{path} is no table ({reason_of(error)}); write a .csv in UTF-8 whose first line names the columns, "
+                "or a .parquet"
+            ) from error
+
+    def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float32], list[str]]:
+        """A column as numbers, nan where one is missing, and the categories that these are the places of, if any.
+
+        Raises:
+            ValueError: neither numbers nor categories.
+        """
+        import pandas as pd
+
+        if pd.api.types.is_datetime64_any_dtype(column):
+            raise ValueError(f"column '{name}' holds dates; make numbers of them, as days, or dataset.drop=[{name}]")
+        if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
+            values = _codes(column, [])
+            if len(odd := np.flatnonzero(np.isinf(values))):
+                raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave out what is missing")
+            return values, []
+        words = np.unique(np.array(column.dropna().astype(str), np.str_))
+        if name not in self.categories:
+            numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
+            if 2 * numbers.sum() > len(words):
+                raise ValueError(
+                    f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave out what is missing, or "
+                    f"dataset.categories=[{name}]"
+                )
+            if len(words) > MOST_WORDS:
+                raise ValueError(
+                    f"column '{name}' holds {len(words)} different words, such as '{words[0][:40]}': no categories; "
+                    f"dataset.drop=[{name}], or dataset.categories=[{name}] if they are"
+                )
+        known = words.tolist() or [""]  # of a column without a word
+        return _codes(column, known), known
+
+
+def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float32]:
+    """A column's numbers, or the places of its words in `words`; nan where one is missing or is not there."""
+    if words:
+        places = {word: place for place, word in enumerate(words)}
+        return np.array(
+            [places.get(word, np.nan) for word in column.where(column.notna(), None).astype(str)], np.float32
+        )
+    with np.errstate(over="ignore"):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
+
+
+def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
+    """Labels as numbers or words.
+
+    Raises:
+        ValueError: a label is missing.
+    """
+    import pandas as pd
+
+    if len(missing := np.flatnonzero(column.isna())):
+        raise ValueError(
+            f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}'; leave them "
+            "out, or give them one"
+        )
+    if pd.api.types.is_bool_dtype(column):
+        return column.to_numpy(dtype=np.bool_)
+    if pd.api.types.is_integer_dtype(column):
+        return column.to_numpy(dtype=np.int64)
+    if pd.api.types.is_float_dtype(column):
+        return column.to_numpy(dtype=np.float64)
+    return np.array(column.astype(str), np.str_)
+
+
+def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
+    """What the inputs were taken for, in a line."""
+
+    def told(names: Sequence[str]) -> str:
+        return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
+
+    counts, gaps = found["columns"].tolist(), np.isnan(found["x"]).sum(0).tolist()
+    numbers = [name for name, count in zip(inputs, counts, strict=True) if not count]
+    words = [f"{name} ({count})" for name, count in zip(inputs, counts, strict=True) if count]
+    lacking = [f"{name} ({gap})" for name, gap in zip(inputs, gaps, strict=True) if gap]
+    parts = [f"{len(numbers)} columns of numbers: {told(numbers)}"] * bool(numbers)
+    parts += [f"{len(words)} of categories: {told(words)}"] * bool(words)
+    parts += [f"missing: {told(lacking)}"] * bool(lacking)
+    return ["; ".join(parts)]
+
+
+def _counts(values: NDArray[np.float32]) -> bool:
+    """Whether a column is a whole number, the next one, and so on, in some order."""
+    return len(values) > MOST_WORDS and bool((np.diff(np.sort(values)) == 1).all())
+
+
+def fitted(data: Dataset, train: Ints) -> Dataset:
+    """`data` as networks read them, with what is estimated from samples estimated from samples `train` alone."""
+    if data.estimates:
+        seen = data.x[train].astype(np.float64)
+        mean, std = seen.mean((0, 2, 3)) / data.scale, seen.std((0, 2, 3)) / data.scale
+        std = np.where(std > 0, std, 1.0)
+        return replace(data, mean=tuple(mean.tolist()), std=tuple(std.tolist()), estimates=False)
+    if not data.columns:
+        return data
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    raw = data.x.reshape(len(data), -1).astype(np.float64)
+    chosen = {worded: [i for i, words in enumerate(data.columns) if bool(words) == worded] for worded in (False, True)}
+    numbers = make_pipeline(SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler())
+    words = OneHotEncoder(handle_unknown="ignore", sparse_output=False)  # a category that nobody trains on: all 0
+    encoder = ColumnTransformer([("numbers", numbers, chosen[False]), ("words", words, chosen[True])]).fit(raw[train])
+
+    def encode(rows: Any) -> NDArray[np.float32]:
+        """Rows as the file has them, an array or a frame, as networks read them.
+
+        Raises:
+            ConfigError: other columns than the table has.
+        """
+        if hasattr(rows, "columns"):
+            if lost := [name for name in data.inputs if name not in rows.columns]:
+                raise ConfigError(f"x lacks the columns {', '.join(lost)}; give those of {data.name}")
+            pairs = zip(data.inputs, data.columns, strict=True)
+            rows = np.stack([_codes(rows[name], words) for name, words in pairs], axis=1)
+        given = np.asarray(rows, np.float64).reshape(len(rows), -1)
+        if given.shape[1] != len(data.columns):
+            raise ConfigError(f"x has {given.shape[1]} columns, {data.name} has {len(data.columns)}; give as many")
+        encoded: NDArray[np.float32] = encoder.transform(given).astype(np.float32)
+        return encoded
+
+    x = encode(raw)[:, None, None, :]
+    return replace(data, x=x, columns=(), inputs=(), mean=(0.0,), std=(1.0,), scale=1.0, encode=encode)

@@ -1,0 +1,121 @@
+"""Data in memory as a data set: written once into the cache, under a hash of the content, and read as any file.
+
+So a run on it has a key, other processes find it, and what is interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.core.cache import cache_dir
+from fedbench.core.errors import ConfigError
+from fedbench.core.files import make_folder, replacing, write_bytes
+
+ROLES = ("y", "client", "split")  # what may stand behind the samples, in this order
+COLUMNS = dict(zip(ROLES, ("target", "client", "split"), strict=True))  # keys of dataset=table
+FORMS = (
+    "give data=(x, y), (x, y, client) or (x, y, client, split) of arrays; (table, 'label', 'client') of a pandas frame "
+    "or a Hugging Face dataset and the names of its columns; or a torch Dataset of (x, y) or (x, y, client)"
+)
+
+
+def overrides_of(data: Any) -> dict[str, Any]:
+    """Return the keys of a config, such as dataset.path, by which runs read `data`, which is in the cache from now on.
+
+    Raises:
+        ConfigError: data of no such form.
+    """
+    samples, *rest = data if isinstance(data, (tuple, list)) else (data,)
+    if len(rest) > len(ROLES):
+        raise ConfigError(f"data has {len(rest) + 1} parts; {FORMS}")
+    roles = {role: given for role, given in zip(ROLES, rest, strict=False) if given is not None}
+    if hasattr(samples, "column_names") and hasattr(samples, "to_pandas"):  # of Hugging Face
+        return _table(samples.to_pandas(), roles) if _is_flat(samples) else _columns(samples, roles)
+    if hasattr(samples, "to_csv") and hasattr(samples, "columns"):  # of pandas
+        return _table(samples, roles)
+    if isinstance(samples, Mapping):
+        raise ConfigError(f"data is a dictionary of {', '.join(map(str, samples))}: give one of them; {FORMS}")
+    if not roles:
+        if not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")) or isinstance(samples, (str, Path)):
+            raise ConfigError(f"data is of the type {type(samples).__name__}; {FORMS}")
+        items = [samples[i] for i in range(len(samples))]
+        if not items or not all(isinstance(item, (tuple, list)) and len(item) == len(items[0]) for item in items):
+            raise ConfigError(f"data has {len(items)} items, of which not each is (x, y) or (x, y, client); {FORMS}")
+        samples, *rest = ([item[place] for item in items] for place in range(len(items[0])))
+        roles = dict(zip(ROLES, rest, strict=False))
+    if "y" not in roles or any(isinstance(given, str) for given in roles.values()):
+        raise ConfigError(f"data has samples and no labels for each; {FORMS}")
+    return _arrays({"x": samples, **roles})
+
+
+def _is_flat(samples: Any) -> bool:
+    """Whether each column of a Hugging Face dataset holds a number or a word a row."""
+    first = samples[0] if len(samples) else {}
+    return all(value is None or isinstance(value, (str, int, float)) for value in first.values())
+
+
+def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
+    """A Hugging Face dataset with one column of images, or lists of numbers."""
+    inputs = [name for name in samples.column_names if name not in roles.values()]
+    if len(inputs) != 1 or "y" not in roles:
+        raise ConfigError(
+            f"data has the columns {', '.join(samples.column_names)}, of which one must be left for the samples and "
+            f"one named for the labels; choose by select_columns; {FORMS}"
+        )
+    return _arrays({"x": samples[inputs[0]], **{role: samples[name] for role, name in roles.items()}})
+
+
+def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
+    if odd := [role for role, name in roles.items() if not isinstance(name, str)]:
+        raise ConfigError(f"data is a table, so its {odd[0]} must be the name of a column; {FORMS}")
+    content = frame.to_csv(index=False).encode()
+    path = _path(hashlib.sha256(content).hexdigest(), "csv")
+    if not path.is_file():
+        write_bytes(path, content)
+    words = [str(name) for name in frame.columns if str(frame[name].dtype) == "category"]
+    columns = {f"dataset.{COLUMNS[role]}": name for role, name in roles.items()}
+    return {"dataset": "table", "dataset.path": path, **columns, **({"dataset.categories": words} if words else {})}
+
+
+def _arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+    arrays: dict[str, Any] = {name: _array(values, name) for name, values in given.items()}
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    path = _path(digest.hexdigest(), "npz")
+    if not path.is_file():
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+    return {"dataset": "npz", "dataset.path": path}
+
+
+def _array(values: Any, name: str) -> NDArray[Any]:
+    """One of the arrays; objects such as words of pandas become text, "" where one is missing.
+
+    Raises:
+        ConfigError: samples of different shapes, or that are no numbers.
+    """
+    import pandas as pd
+
+    if isinstance(values, Sequence) and len(values):
+        values = [np.asarray(each) for each in values]
+        if len({each.shape for each in values}) > 1:
+            raise ConfigError(f"data: {name} has parts of different shapes, as {values[0].shape}; make them alike")
+    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    if array.dtype.kind not in "OT":
+        return array
+    if name == "x":
+        raise ConfigError(f"data: x holds {array.reshape(-1)[0]!r}; give numbers, or a table with names of columns")
+    return np.where(pd.isna(array), "", array.astype(np.str_))
+
+
+def _path(digest: str, ending: str) -> Path:
+    make_folder(folder := cache_dir() / "memory")
+    return folder / f"data-{digest[:12]}.{ending}"

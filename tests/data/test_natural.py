@@ -1,0 +1,458 @@
+"""Data that name their clients: tables, arrays, folders and data in memory, and what becomes of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.preprocessing import StandardScaler
+
+import fedbench
+from fedbench.config.compose import compose
+from fedbench.config.schema import TestConfig as Protocol
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.files import read_csv
+from fedbench.data.dataset import Dataset
+from fedbench.data.datasets import own
+from fedbench.data.datasets.own import ImageFolder, Npz
+from fedbench.data.datasets.table import OwnTable, fitted
+from fedbench.data.partition import Partition, make_partition
+from fedbench.data.partitions.natural import Natural
+from fedbench.runs.building import build
+from fedbench.runs.config import from_plain, resolve, run_key
+from fedbench.runs.execution import client_names
+
+SHORT = ("method=fedavg", "protocol.rounds=1", "protocol.local.epochs=1", "hardware=cpu", "reference=none")
+RNG = np.random.default_rng(0)
+SIZES = {"north": 3, "south": 20, "007": 31}
+CLIENT = np.repeat(list(SIZES), list(SIZES.values()))
+N = len(CLIENT)
+X = RNG.normal(size=(N, 4)).astype(np.float32) * [1, 10, 1000, 1e5]
+Y = np.where(X[:, 0] + X[:, 1] / 10 > 0, "yes", "no")
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path / "runs"))
+    own._say.cache_clear()
+
+
+def frame(**more: Any) -> pd.DataFrame:
+    """The samples as a table."""
+    return pd.DataFrame({**{f"x{i}": X[:, i] for i in range(4)}, "site": CLIENT, "ill": Y, **more})
+
+
+def csv(folder: Path, **more: Any) -> str:
+    frame(**more).to_csv(folder / "sites.csv", index=False)
+    return str(folder / "sites.csv")
+
+
+def table(path: str, **roles: Any) -> list[str]:
+    given = {"target": "ill", "client": "site", **roles}
+    return ["dataset=table", f"dataset.path={path}", *(f"dataset.{role}={column}" for role, column in given.items())]
+
+
+# ---- the same samples in every form
+
+
+def test_a_table_and_the_same_arrays_give_one_run_to_the_bit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "sites.npz", x=X, y=Y, client=CLIENT)
+    frame().to_parquet(tmp_path / "sites.parquet")
+    forms: list[tuple[list[str], dict[str, Any]]] = [
+        (table(csv(tmp_path)), {}),
+        (table(str(tmp_path / "sites.parquet")), {}),
+        (["dataset=npz", f"dataset.path={tmp_path / 'sites.npz'}"], {}),
+        ([], {"data": (X, Y, CLIENT)}),
+        ([], {"data": (torch.from_numpy(X), pd.Series(Y), CLIENT.tolist())}),
+        ([], {"data": (frame(), "ill", "site")}),
+    ]
+    runs = [fedbench.run(*SHORT, *given, save_models=True, **more) for given, more in forms]
+    for run in runs:
+        assert run.row["partition"] == "natural"
+        assert run.clients["name"].tolist() == ["007", "north", "south"]
+        assert (run.clients["size_train"] + run.clients["size_local"]).tolist() == [31, 3, 20]
+        assert run.clients["acc"].tolist() == runs[0].clients["acc"].tolist()
+        assert all(torch.equal(leaf, runs[0].models[name]) for name, leaf in run.models.items())
+    assert runs[3].folder == runs[4].folder, "the same content is the same run"
+    assert runs[3].earlier is False
+    assert fedbench.run(*SHORT, data=(X, Y, CLIENT)).earlier
+    assert fedbench.run(*SHORT, data=(X + 1, Y, CLIENT)).folder != runs[3].folder
+    assert fedbench.run(*SHORT, data=(X, Y, np.where(CLIENT == "007", "008", CLIENT))).folder != runs[3].folder
+
+
+def test_names_are_in_files_and_figures(tmp_path: Path) -> None:
+    run = fedbench.run(*SHORT, *table(csv(tmp_path)))
+    for file in ("clients.csv", "partition.csv"):
+        assert [row["name"] for row in read_csv(run.folder / file)] == ["007", "north", "south"]
+    assert "client south, class" in (run.folder / "partition.svg").read_text()
+    assert run.names == ["007", "north", "south"]
+    from fedbench.plots.runs import collaboration_matrix
+
+    axes = collaboration_matrix(np.eye(3), names=run.names).axes[0]
+    assert sorted(tick.get_text() for tick in axes.get_xticklabels()) == run.names
+
+
+@pytest.mark.parametrize("where", ["", "train", "test"])
+def test_folders_of_folders_are_clients(where: str, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for split in ("train", "test") if where else ("",):
+        for value, client in enumerate(("anna", "bo")):
+            for label in ("cat", "dog"):
+                folder = root / split / client / label
+                folder.mkdir(parents=True)
+                for i in range(4):
+                    Image.new("RGB", (16, 16), (60 * value, i, 99 if label == "cat" else 5)).save(folder / f"{i}.png")
+    data = ImageFolder(path=str(root), size=16).load()
+    split = make_partition(resolve(compose(["dataset=images", f"dataset.path={root}"])).partition, data, Protocol(), 0)
+    assert client_names(data, split) == ["anna", "bo"]
+    for value in range(2):
+        assert {int(data.x[i, 0, 0, 0]) for i in [*split.train[value], *split.test[value]]} == {60 * value}
+    assert [len(part) for part in split.test] == ([8, 8] if where else [2, 2])
+    assert data.classes == 2
+
+
+class Pairs(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        if i >= N:
+            raise IndexError
+        return torch.from_numpy(X[i]), int(Y[i] == "yes"), str(CLIENT[i])
+
+
+class Hugging:
+    """What is used of a dataset of Hugging Face."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+
+    def to_pandas(self) -> pd.DataFrame:
+        return pd.DataFrame(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[self.column_names[0]])
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: each[key] for name, each in self.columns.items()}
+
+
+def loaded(*overrides: str, **more: Any) -> Dataset:
+    from fedbench.api import _data
+
+    return resolve(compose([*_data(more.get("data")), *overrides])).dataset.load()
+
+
+def test_datasets_of_other_libraries(tmp_path: Path) -> None:
+    expected = loaded(data=(X, (Y == "yes").astype(int), CLIENT))
+    rows = {name: column.tolist() for name, column in frame(ill=(Y == "yes").astype(int)).items()}
+    for data in (Pairs(), (Hugging(**rows), "ill", "site")):
+        read = loaded(data=data)
+        np.testing.assert_array_equal(read.x, expected.x)
+        np.testing.assert_array_equal(read.y, expected.y)
+        np.testing.assert_array_equal(read.domain, expected.domain)
+        assert read.names == ("007", "north", "south")
+    images = [Image.new("L", (5, 5), i) for i in range(N)]
+    read = loaded(data=(Hugging(picture=images, ill=rows["ill"], site=rows["site"]), "ill", "site"))
+    assert read.x[:, 0, 0, 0].tolist() == list(range(N))
+    assert read.names == ("007", "north", "south")
+
+
+# ---- who has what
+
+
+def given_parts() -> np.ndarray:
+    part = np.where(np.arange(N) % 5 == 0, "test", np.where(np.arange(N) % 5 == 1, "val", "train"))
+    part[CLIENT == "north"] = "test"
+    return part
+
+
+def test_a_column_says_what_is_for_testing(tmp_path: Path) -> None:
+    part = given_parts()
+    run = resolve(compose(table(csv(tmp_path, part=part), split="part")))
+    data = run.dataset.load()
+    split = make_partition(run.partition, data, run.protocol.test, 0)
+    assert client_names(data, split) == ["007", "south"], "north has nothing to train on"
+    rows = {tuple(x): name for x, name in zip(X.astype(np.float32).tolist(), part, strict=True)}
+    for name, lists in (("train", split.train), ("val", split.val), ("test", split.test)):
+        found = [rows[tuple(data.x[i, 0, 0].tolist())] for part in lists for i in part]
+        assert set(found) == {name}
+        assert len(found) == ((part == name) & (CLIENT != "north")).sum()
+    for protocol in (Protocol(pool=not run.protocol.test.pool), Protocol(fraction=0.5, val_fraction=0.5)):
+        assert make_partition(run.partition, data, protocol, 1).hash == split.hash, "as the data say, whatever"
+
+
+def test_small_and_large_clients_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fedbench.run(*SHORT, *table(csv(tmp_path, part=given_parts()), split="part"))
+    said = caplog.text
+    assert "3 clients, 007 to south, of 3 to 31 samples" in said
+    assert "1 of 3 clients are left out" in said
+    assert "2 of 2 clients have fewer than 10 test samples" in said
+    assert "acc_pooled" in said
+
+
+def owners(clients: list[Any], **fields: Any) -> Partition:
+    domain = np.array(clients)
+    data = Dataset("toy", np.zeros((len(domain), 1, 2, 2), np.float32), domain % 2, len(domain), 2, (0.0,), (1.0,),
+                   domain=domain)  # fmt: skip
+    return make_partition(Natural(**fields), data, Protocol(), 0)
+
+
+def test_clients_are_kept_by_size_and_number() -> None:
+    clients = [0] * 3 + [1] * 9 + [2] * 10 + [3] * 11 + [4]
+    assert [len(a) + len(b) for a, b in zip(*(owners(clients).train, owners(clients).test), strict=True)] == [
+        *(3, 9, 10, 11, 1)
+    ]
+    large = owners(clients, min_size=10)
+    assert [len(a) + len(b) for a, b in zip(large.train, large.test, strict=True)] == [10, 11]
+    assert len(owners(clients, num_clients=3)) == 3
+    with pytest.raises(ConfigError, match=r"has 2 clients .*min_size=10 .* 3 are needed; the data have 5, .* 11"):
+        owners(clients, min_size=10, num_clients=3)
+
+
+def test_only_data_with_clients_have_natural_ones(tmp_path: Path) -> None:
+    run = resolve(compose(["partition=natural"]))
+    with pytest.raises(ConfigError, match="needs data that name the client"):
+        make_partition(run.partition, run.dataset.load(), run.protocol.test, 0)
+    np.savez(tmp_path / "a.npz", x=X, y=Y, client=CLIENT)
+    chosen = ["dataset=npz", f"dataset.path={tmp_path / 'a.npz'}"]
+    assert resolve(compose(chosen)).labels["partition"] == "natural"
+    assert resolve(compose([*chosen, "partition=dir0.3"])).labels["partition"] == "dir0.3"
+    assert resolve(compose([*chosen, "partition.num_clients=4"])).labels["partition"] == "dir0.1"
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    assert resolve(compose(chosen)).labels["partition"] == "dir0.1"
+
+
+# ---- what is estimated, and from what
+
+WORDED = ((), (), (), (), ("a", "b", "c"))
+
+
+def test_columns_are_estimated_from_training_rows_alone() -> None:
+    from sklearn.impute import SimpleImputer
+
+    raw = X.astype(np.float32).copy()
+    raw[[0, 30, 40], 1] = np.nan
+    words = np.where(np.arange(N) == N - 1, 2.0, np.arange(N) % 2).astype(np.float32)
+    words[5] = np.nan
+    x = np.concatenate([raw, words[:, None]], 1)
+    data = Dataset(
+        *("toy", x[:, None, None, :], np.zeros(N, dtype=np.int64), N, 2, (0.0,), (1.0,), 1.0),
+        columns=WORDED,
+    )
+    train = np.arange(0, N - 1, 2)
+    read = fitted(data, train).x[:, 0, 0]
+    filled = SimpleImputer(strategy="median").fit(raw[train]).transform(raw.astype(np.float64))
+    assert filled[30, 1] == np.nanmedian(raw[train, 1])
+    np.testing.assert_array_equal(read[:, :4], StandardScaler().fit(filled[train]).transform(filled).astype(np.float32))
+    np.testing.assert_allclose(read[train, :4].mean(0), 0, atol=1e-6)
+    assert read.shape[1] == 4 + 1, "of the words, only the one that is trained on has a column"
+    np.testing.assert_array_equal(read[:, 4], words == 0)
+    wider = fitted(data, np.arange(N)).x[:, 0, 0, 4:]
+    np.testing.assert_array_equal(wider, np.stack([words == 0, words == 1, words == 2, np.isnan(words)], 1))
+
+
+def test_a_run_estimates_from_what_its_seen_clients_train_on(tmp_path: Path) -> None:
+    """Neither from test samples nor from clients that no round meets."""
+    path = csv(tmp_path)
+    run = resolve(compose([*SHORT, *table(path), "protocol.unseen=1"]))
+    setup = build(run)
+    trained = torch.cat([setup.federation.sets["train"][client] for client in range(2)])
+    x = setup.federation.x[:, 0, 0].numpy()
+    np.testing.assert_allclose(x[trained].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(x[trained].std(0), 1, atol=1e-5)
+    assert np.abs(x.mean(0)).max() > 1e-3
+
+
+def test_new_rows_are_predicted_as_the_table_s_are(tmp_path: Path) -> None:
+    """As a frame, with the words that the table has, and as an array of raw numbers."""
+    ward = np.where(np.arange(N) % 3 == 0, "A", "B")
+    run = fedbench.run(*SHORT, *table(csv(tmp_path, ward=ward)), save_models=True)
+    data = run_data(run)
+    for client in range(3):
+        mine = run_partition(run).test[client]
+        if not len(mine):
+            continue
+        raw = data.x[mine, 0, 0]
+        rows = pd.DataFrame(
+            {f"x{i}": raw[:, i] for i in range(4)} | {"ward": np.array(["A", "B"])[raw[:, 4].astype(int)]}
+        )
+        expected = run.predict(client).scores
+        np.testing.assert_array_equal(run.predict(client, rows[["ward", "x3", "x0", "x1", "x2"]]).scores, expected)
+        np.testing.assert_array_equal(run.predict(client, raw).scores, expected)
+    with pytest.raises(ConfigError, match="x lacks the columns x0"):
+        run.predict(1, rows.drop(columns="x0"))
+    with pytest.raises(ConfigError, match="x has 4 columns, table-sites has 5"):
+        run.predict(1, raw[:, :4])
+
+
+def run_data(run: fedbench.Run) -> Dataset:
+    return from_plain(run.config).dataset.load()
+
+
+def run_partition(run: fedbench.Run) -> Partition:
+    return Partition.load(run.folder / "partition.npz")
+
+
+def test_pixels_of_clients_are_normalised_by_training_samples() -> None:
+    x = RNG.integers(0, 256, (N, 1, 4, 4)).astype(np.uint8)
+    data = Dataset("toy", x, np.zeros(N, dtype=np.int64), N, 2, (0.5,), (1.0,), estimates=True)
+    train = np.arange(10)
+    read = fitted(data, train)
+    assert read.mean == pytest.approx([x[train].mean() / 255])
+    assert read.std == pytest.approx([x[train].std() / 255])
+    assert fitted(dataclasses.replace(data, estimates=False), train).mean == (0.5,)
+
+
+# ---- what is no number
+
+
+def test_tokens_bring_an_embedding_and_series_a_convolution(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    y = np.arange(60) % 2
+    tokens = RNG.integers(1, 5000, (60, 12))
+    tokens[:, 0] = 4999
+    tokens[:, 8:] = 0
+    series = RNG.normal(size=(60, 3, 16)) + y[:, None, None]
+    for x, kind, label in ((tokens, "token numbers", "embedding5000x64"), (series, "series of 3 channels", "cnn1d")):
+        caplog.clear()
+        run = fedbench.run(*SHORT, "partition=homo", "partition.num_clients=2", data=(x, y))
+        assert run.row["model"] == label
+        assert kind in caplog.text
+    for overrides, label in (
+        (["dataset.kind=table"], "mlp200x200"),
+        (["model=mlp", "dataset.kind=image"], "mlp200x200"),
+    ):
+        assert resolve(compose([*overrides, *given((tokens, y))])).model.label == label
+    with pytest.raises(ConfigError, match="holds token numbers, which model=mlp200x200 would take for quantities"):
+        fedbench.run(*SHORT, "model=mlp", "partition=homo", data=(tokens, y))
+    with pytest.raises(ConfigError, match=r"reads token numbers below 100, .* has some up to 4999; take model.voc"):
+        fedbench.run(*SHORT, "model=embedding", "model.vocabulary=100", "partition=homo", data=(tokens, y))
+    with pytest.raises(FedbenchError, match="token numbers must be whole, from 0"):
+        fedbench.run(*SHORT, "dataset.kind=tokens", data=(tokens - 1.5, y))
+
+
+def given(data: Any) -> list[str]:
+    from fedbench.api import _data
+
+    return _data(data)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        (np.full((20, 8), 300), "tokens"),
+        (np.full((20, 7), 300), "table"),  # too few for a text
+        (np.full((20, 8), 255), "table"),  # may be pixels
+        (np.full((20, 8), 300).astype(np.float32), "table"),
+        (np.full((20, 8), 300) - 301, "table"),
+        (np.tile([1, 2, 3, 90, 90, 90, 90, 300_000], (20, 1)), "table"),  # columns of different scales
+        (np.zeros((20, 8), np.uint8), "image"),
+        (np.zeros((20, 8, 8)), "image"),
+        (np.zeros((20, 8, 9)), "series"),
+        (np.zeros((20, 8, 9), np.uint8), "image"),
+        (np.zeros((20, 3, 8, 9)), "image"),
+    ],
+)
+def test_what_arrays_are_taken_for(x: np.ndarray, kind: str) -> None:
+    assert own._kind_of(x) == kind
+
+
+# ---- bad input
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no target": ({}, {"target": "null"}, r"dataset.target: which column is the label\? .* has x0, x1"),
+    "no such column": ({}, {"client": "cite"}, "unknown column of .*sites.csv 'cite'; nearest: site"),
+    "no such split": ({}, {"split": "folds"}, "unknown column of .* 'folds'"),
+    "a label is missing": ({"ill": [None, *Y[1:]]}, {}, "1 of 54 rows, the first at 0, have no label in 'ill'"),
+    "a client is missing": ({"site": [*CLIENT[:-1], None]}, {}, "1 of 54 .* the first at 53, name no client"),
+    "one client": ({"site": "A"}, {}, "all samples are of client A, a federation needs two"),
+    "one class": ({"ill": "no"}, {}, "all labels are no"),
+    "a gap in words": ({"x0": ["?", *X[1:, 0]]}, {}, r"column 'x0' holds numbers, and '\?'; leave out what is missing"),
+    "infinite": ({"x0": [np.inf, *X[1:, 0]]}, {}, "column 'x0' holds inf at 0"),
+    "another part": ({"part": "dev"}, {"split": "part"}, "split is 'dev' at 0; write train, val or test"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tables_are_refused_in_a_line(case: str, tmp_path: Path) -> None:
+    changed, roles, said = BAD[case]
+    with pytest.raises(FedbenchError, match=said) as caught:
+        fedbench.run(*SHORT, *table(csv(tmp_path, **changed), **roles))
+    assert "\n" not in str(caught.value)
+
+
+def test_free_text_dates_and_numbers_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long = pd.concat([frame()] * 3, ignore_index=True)
+    long["note"] = [f"word{i}" for i in range(len(long))]
+    long["row"] = range(100, 100 + len(long))
+    long.to_csv(tmp_path / "long.csv", index=False)
+    path = str(tmp_path / "long.csv")
+    with pytest.raises(FedbenchError, match=r"'note' holds 162 different words, .*'word0'.*dataset.drop=\[note\]"):
+        OwnTable(path=path, target="ill").load()
+    OwnTable(path=path, target="ill", drop=("note", "site")).load()
+    assert "column 'row' numbers the rows; if it is no input: dataset.drop=[row]" in caplog.text
+    assert OwnTable(path=path, target="ill", drop=("note", "row")).load().columns == (
+        (),
+        (),
+        (),
+        (),
+        ("007", "north", "south"),
+    )
+    assert OwnTable(path=path, target="ill", drop=("row",), categories=("note",)).load().columns[-1][:2] == (
+        "word0",
+        "word1",
+    )
+    long.assign(row=pd.Timestamp("2020-01-01")).to_parquet(tmp_path / "long.parquet")
+    with pytest.raises(FedbenchError, match="column 'row' holds dates"):
+        OwnTable(path=str(tmp_path / "long.parquet"), target="ill", drop=("note",)).load()
+
+
+def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "semi.csv", index=False, sep=";")
+    assert OwnTable(path=str(tmp_path / "semi.csv"), target="ill", client="site").load().names == (
+        "007",
+        "north",
+        "south",
+    )
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
+    for name in ("bad.parquet", "bad.csv"):
+        with pytest.raises(FedbenchError, match=rf"{name} is no table .*; write a .csv in UTF-8"):
+            OwnTable(path=str(tmp_path / name), target="ill").load()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((X,), "no labels|not each is"),
+        ((X, Y, CLIENT, Y, Y), "data has 5 parts"),
+        ((frame(), Y, "site"), "its y must be the name of a column"),
+        ({"train": 1, "test": 2}, "dictionary of train, test: give one of them"),
+        ("hosp.csv", "of the type str"),
+        (([[1, 2], [1]], [0, 1]), "x has parts of different shapes"),
+        ((np.array([["a", None]], dtype=object), [1]), "x holds 'a'"),
+        ((Hugging(a=[[1]], b=[[2]], c=[1]), "c"), "of which one must be left for the samples"),
+    ],
+)
+def test_data_of_no_form_are_refused(data: Any, said: str) -> None:
+    with pytest.raises(FedbenchError, match=said):
+        fedbench.run(*SHORT, data=data)
+
+
+def test_keys_of_earlier_data_are_what_they_were(tmp_path: Path) -> None:
+    """A field that came since counts only where it is set."""
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    chosen = [*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'a.npz'}"]
+    assert run_key(resolve(compose(chosen))) == "256b6fe130f791b8"
+    assert run_key(resolve(compose([*chosen, "dataset.kind=image"]))) != "256b6fe130f791b8"
+    flat = Npz(path=str(tmp_path / "a.npz"), kind="image").load()
+    assert (flat.columns, flat.names, flat.tokens, flat.part) == ((), (), 0, None)
+    assert flat.content == "5dd3ea92b8a0"
