@@ -25,7 +25,7 @@ from fedbench.data.datasets.table import OwnTable, fitted
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.natural import Natural
 from fedbench.runs.building import build
-from fedbench.runs.config import from_plain, resolve, run_key
+from fedbench.runs.config import from_plain, resolve
 from fedbench.runs.execution import client_names
 
 SHORT = ("method=fedavg", "protocol.rounds=1", "protocol.local.epochs=1", "hardware=cpu", "reference=none")
@@ -451,8 +451,8 @@ def test_keys_of_earlier_data_are_what_they_were(tmp_path: Path) -> None:
     """A field that came since counts only where it is set."""
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     chosen = [*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'a.npz'}"]
-    assert run_key(resolve(compose(chosen))) == "256b6fe130f791b8"
-    assert run_key(resolve(compose([*chosen, "dataset.kind=image"]))) != "256b6fe130f791b8"
+    assert resolve(compose(chosen)).key == "256b6fe130f791b8"
+    assert resolve(compose([*chosen, "dataset.kind=image"])).key != "256b6fe130f791b8"
     flat = Npz(path=str(tmp_path / "a.npz"), kind="image").load()
     assert (flat.columns, flat.names, flat.tokens, flat.part) == ((), (), 0, None)
     assert flat.content == "5dd3ea92b8a0"
