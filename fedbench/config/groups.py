@@ -230,7 +230,7 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
     for key, value in config.items():
         if key in HIDDEN or value in (None, [], ""):
             continue
-        if isinstance(value, Mapping) and key == "optimizer":  # no component: its name is one of its keys
+        if isinstance(value, Mapping) and key in ("optimizer", "schedule"):  # no component: its name is one of its keys
             name = [f"{prefix}{key}.name={value['name']}"] if "name" in value else []
             words += [*name, parameters(value, f"{prefix}{key}.")]
         elif isinstance(value, Mapping):

@@ -107,6 +107,41 @@ def parse_augmentation(name: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig(Component):
+    """What the learning rate is multiplied by over a run: the values of torch's schedulers.
+
+    First LinearLR: in `warmup` rounds, or a client's local steps, it rises in equal parts and is 1 in the next. Then 1
+    to the end; or StepLR, times `gamma` after `every` so many; or CosineAnnealingLR from 1 to `final`, which follows
+    the last round or step. Steps are counted as if the client took all of them in every round, so its rate depends on
+    the round and the step alone.
+    """
+
+    section: ClassVar[str] = "protocol.optimizer.schedule"
+
+    name: str = one_of("constant", "step", "cosine")
+    by: str = one_of("round", "step")  # what `warmup` and `every` count, and what the rate changes with
+    warmup: int = at_least(0, 0)
+    every: int | None = at_least(1, None)
+    gamma: float = share(0.1, above=True)
+    final: float = share(0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == "step" and self.every is None:
+            raise ConfigError(f"{self.section}.name=step needs {self.section}.every, a number of {self.by}s")
+        for key, name in (("every", "step"), ("gamma", "step"), ("final", "cosine")):
+            if self.name != name and (value := getattr(self, key)) != getattr(ScheduleConfig, key):
+                raise ConfigError(f"{self.section}.{key}={value} counts only with {self.section}.name={name}")
+        if self.by == "step" and not self.moves:
+            raise ConfigError(f"{self.section}.by=step counts only with a warmup, or a name other than constant")
+
+    @property
+    def moves(self) -> bool:
+        """Whether the rate is ever another one."""
+        return self.name != "constant" or self.warmup > 0
+
+
+@dataclass(frozen=True)
 class OptimizerConfig(Component):
     """The local optimiser of every client and stage.
 
@@ -117,12 +152,13 @@ class OptimizerConfig(Component):
 
     section: ClassVar[str] = "protocol.optimizer"
 
-    name: str = one_of("sgd", "adam")
+    name: str = one_of("sgd", "adam", "adamw")
     lr: float = positive(0.1)
     momentum: float = share(0.0, below=True)
     weight_decay: float = at_least(0, 0.0)
     clip: float | None = positive(None)  # global gradient norm a client-step is clipped to
     state: str = added(one_of("fresh", "kept"))
+    schedule: ScheduleConfig = field(default=ScheduleConfig(), metadata={ADDED: True})
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ class Client:
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its momentum
-    lr: float | Tensor  # the protocol's learning rate; a scalar, float64, where runs at several train as one
+    # The protocol's learning rate: in a loss or direction that of the step, elsewhere the mean over the round's plain
+    # steps. A scalar, float64, where clients train as one at several.
+    lr: float | Tensor
     on_host: Mapping[str, Tensor] | None = None  # the message for `draw`, where it is not on the CPU itself
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None

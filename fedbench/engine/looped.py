@@ -81,8 +81,10 @@ class LoopedTrainer(Engine):
     """Trains clients one by one with minimal overhead."""
 
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        views = self._views(ids, message, memory, clock)
-        each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
+        each = list[Outcome]()
+        for client, view in zip(ids.tolist(), self._views(ids, message, memory, clock), strict=True):
+            each.append(self.train_one(client, view, score))
+            self.tell(len(each) / len(ids))
         return gather(each)
 
     def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
@@ -160,8 +162,11 @@ class LoopedTrainer(Engine):
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             kept = trees.part(view.optimizers, str(place))
             optimizer = Optimizer(config, {name: work[name] for name in moves}, kept=kept)
-            for batch in self._batches(owned, order, noise):
-                loss = call(hook, step_once, stage, work, moves, seen, batch, optimizer)
+            rates, now = self.setup.scheduled_rates(client, stage, view.clock, purpose), seen
+            for step, batch in enumerate(self._batches(owned, order, noise)):
+                if rates:
+                    optimizer.lr, now = float(rates["own"][step]), replace(seen, lr=float(rates["plain"][step]))
+                loss = call(hook, step_once, stage, work, moves, now, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))
         lay_out(work, torch.contiguous_format)
         return losses

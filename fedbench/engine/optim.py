@@ -1,4 +1,4 @@
-"""SGD and Adam on lists of tensors, in place, with or without a leading client axis.
+"""SGD, Adam and AdamW on lists of tensors, in place, with or without a leading client axis.
 
 Equal to torch.optim on one client (tested); torch.optim has no per-client gradient clipping and no way to go on with
 the clients of a stack that still have batches. torch has no public name for its operations on lists (`_foreach_*`),
@@ -7,15 +7,18 @@ which its own optimisers use: one launch for all leaves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 
-from fedbench.config.schema import OptimizerConfig
+from fedbench.config.schema import OptimizerConfig, ScheduleConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock
 
 KEPT = "optimizer"  # namespace, in a client's memory, of what its optimisers keep from round to round
 
@@ -32,13 +35,65 @@ def kept_leaves(config: OptimizerConfig, params: Tree) -> Tree:
         for moment in range(_moments(config))
         for name, leaf in params.items()
     }
-    if config.name == "adam":
+    if config.name != "sgd":
         leaves["count"] = torch.zeros((), dtype=torch.float64)
     return leaves
 
 
 def _moments(config: OptimizerConfig) -> int:
-    return {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
+    return {"sgd": 1 if config.momentum else 0, "adam": 2, "adamw": 2}[config.name]
+
+
+# Schedules of the learning rate: what it is multiplied by, as torch's own schedulers do.
+
+
+class _Rate(torch.optim.Optimizer):
+    """A learning rate of 1 for torch's schedulers to change. An optimiser of tensors would import torch's compiler."""
+
+    def __init__(self) -> None:
+        self.param_groups = [{"lr": 1.0}]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override] # its overloads return a loss
+        """Nothing: there are no parameters."""
+
+
+@functools.lru_cache(maxsize=128)
+def factors(schedule: ScheduleConfig, total: int) -> Tensor:
+    """What the learning rate is multiplied by at each of the `total` rounds or steps of a run, float64 [total]."""
+    warmup = min(schedule.warmup, total)
+    rest = total - warmup
+
+    def driven(make: Callable[[_Rate], lr_scheduler.LRScheduler], count: int) -> list[float]:
+        rate, found = _Rate(), list[float]()
+        scheduler = make(rate)
+        for _ in range(count):
+            found.append(rate.param_groups[0]["lr"])
+            rate.step()
+            scheduler.step()
+        return found
+
+    rising = driven(lambda rate: lr_scheduler.LinearLR(rate, 1 / (schedule.warmup + 1), 1, schedule.warmup), warmup)
+    if schedule.name == "step":
+        after = driven(lambda rate: lr_scheduler.StepLR(rate, schedule.every or 1, schedule.gamma), rest)
+    elif schedule.name == "cosine":
+        after = driven(lambda rate: lr_scheduler.CosineAnnealingLR(rate, max(1, rest), schedule.final), rest)
+    else:
+        after = [1.0] * rest
+    return torch.tensor(rising + after, dtype=torch.float64)
+
+
+def round_factors(schedule: ScheduleConfig, clock: Clock, steps: int) -> Tensor:
+    """`factors` at each of a client's `steps` local steps in the round of `clock`, float64 [steps].
+
+    What a method trains to prepare may stand behind the last round: it has the rates of that one.
+    """
+    number = min(clock.round, clock.rounds - 1)
+    if schedule.by == "round":
+        return factors(schedule, clock.rounds)[number].expand(steps)
+    return factors(schedule, clock.rounds * steps)[number * steps : (number + 1) * steps]
+
+
+# A step of a stage's optimiser.
 
 
 class Optimizer:
@@ -54,7 +109,7 @@ class Optimizer:
     ) -> None:
         """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins."""
         self.config = config
-        self.lr: float | Tensor = config.lr if rates is None else rates
+        self.lr: float | Tensor = config.lr if rates is None else rates  # of the next step: a schedule sets it
         self.params = list(params.values())
         self.axes = axes
         # Steps so far; beside a client axis, where steps are captured, on the device; [C] where they differ.
@@ -86,10 +141,12 @@ class Optimizer:
             self.count = count
         if self.config.clip is not None:
             grads = clip(grads, self.config.clip, self.axes)
-        if self.config.weight_decay:
+        if self.config.weight_decay and self.config.name == "adamw":  # of the weights alone, before the step
+            torch._foreach_mul_(params, _factor(1 - lr * self.config.weight_decay, params))
+        elif self.config.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.config.weight_decay))
-        if self.config.name == "adam":
-            # Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it.
+        if self.config.name != "sgd":
+            # Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam and AdamW compute it.
             first, second = moments
             torch._foreach_lerp_(first, grads, 0.1)
             torch._foreach_mul_(second, 0.999)

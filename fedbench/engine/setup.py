@@ -22,7 +22,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.hooks import HookCaller, check_announced, check_selectors
 from fedbench.engine.method import Method
-from fedbench.engine.optim import KEPT
+from fedbench.engine.optim import KEPT, round_factors
 from fedbench.metrics import BINS
 from fedbench.models.modalities import JointTask
 from fedbench.models.task import Model, Task, check_input
@@ -176,9 +176,27 @@ class Setup:
         """What keys the client's randomness, beside its id: the seed of its run."""
         return self.runs[client // self.run_clients]
 
-    def lr_of(self, client: int) -> float:
-        """The protocol's learning rate for `client`: that of its run."""
-        return self.rates[client // self.run_clients] if self.rates else self.protocol.optimizer.lr
+    def lr_of(self, client: int, clock: Clock | None = None) -> float:
+        """The protocol's learning rate for `client`: that of its run; at `clock` the mean over its plain steps."""
+        rate = self.rates[client // self.run_clients] if self.rates else self.protocol.optimizer.lr
+        schedule = self.protocol.optimizer.schedule
+        if clock is None or not schedule.moves:
+            return rate
+        done = max(1, self.steps(client, clock))
+        return rate * float(round_factors(schedule, clock, max(1, self.steps(client)))[:done].mean())
+
+    def scheduled_rates(self, client: int, stage: Stage, clock: Clock, purpose: str) -> Tree:
+        """Learning rates at each local step of a stage, float64 [S]: `own` of its optimiser, `plain` of `client.lr`.
+
+        {} where no schedule moves them. A schedule is of rounds: a client that is tuned to be scored has full rates.
+        """
+        config = stage.optimizer_or(self.protocol.optimizer)
+        if not config.schedule.moves:
+            return {}
+        steps, plain = schedule.steps(self.federation.size(client), self.protocol.local, stage), self.lr_of(client)
+        times = round_factors(config.schedule, clock, steps) if purpose == "batches" else torch.ones(steps).double()
+        own = plain if stage.optimizer is None and stage.lr is None else config.lr
+        return {"own": own * times, "plain": plain * times}
 
     def steps(self, client: int, clock: Clock | None = None) -> int:
         """Local steps of the protocol's plain local work on `client`; at `clock` as many as it does in that round."""
@@ -266,7 +284,7 @@ class Setup:
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
             torch.full((), float(self.steps(client, clock)), device=self.federation.device),
             self.protocol.optimizer,
-            self.lr_of(client),
+            self.lr_of(client, clock),
             on_host,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),

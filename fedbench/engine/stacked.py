@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Clients that train as rows of one program, and every mini-batch of theirs, padded to a rectangle.
 
+RATES = "rates"  # namespace, in a plan's noise, of the learning rates of each step
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -70,7 +72,7 @@ class BatchPlan:
     full: list[bool]  # whether no active client's batch is short at that step
     indices: Tensor  # int64 [C, S, B] into the data set
     mask: Tensor  # bool [C, S, B]
-    noise: Tree  # leaves [C, S, ...]
+    noise: Tree  # leaves [C, S, ...]; under RATES those of Setup.scheduled_rates
 
     @classmethod
     def of(
@@ -160,11 +162,14 @@ class Program:
             return leaf[:rows].index_select(1, self.at).squeeze(1)
 
         x, y = setup.federation.gather(now(self.plan.indices))
-        x, noise = setup.augmented(x, trees.map_leaves(now, self.plan.noise))
+        noise, chunk = trees.map_leaves(now, self.plan.noise), self.chunk.first(rows)
+        if rates := trees.part(noise, RATES):
+            self.optimizer.lr, chunk = rates["own"], replace(chunk, rates=rates["plain"])
+        x, noise = setup.augmented(x, trees.without(noise, RATES))
         params, rest = trees.split(trees.map_leaves(lambda leaf: leaf[:rows], self.work), self.moves)
         batch = {"x": x, "y": y, "mask": None if full else now(self.plan.mask), "noise": noise}
         grads, others, losses = self.stacking.map(
-            "loss", self.hook, self._gradient, self.chunk.first(rows), params=params, rest=rest, **batch
+            "loss", self.hook, self._gradient, chunk, params=params, rest=rest, **batch
         )
         copy_all({name: rest[name] for name in others}, others)
         self.optimizer.step([grads[name] for name in self.moves], rows)
@@ -435,7 +440,12 @@ class StackedTrainer(Engine):
         """The mini-batches that the clients of `chunk` draw; to be replayed, with room for any round's."""
         setup = self.setup
         views = ((client, self.view(chunk, row)) for row, client in enumerate(chunk.ids))
-        drawn = [setup.source(setup, client, stage, view, purpose) for client, view in views]
+        drawn = list[Drawn]()
+        for client, view in views:
+            order, noise = setup.source(setup, client, stage, view, purpose)
+            rates = setup.scheduled_rates(client, stage, chunk.clock, purpose)
+            cut = {name: leaf[: len(order)] for name, leaf in rates.items()}
+            drawn.append((order, {**noise, **trees.join(**{RATES: cut})}))
         room = (0, 0)
         if self.capture is not None:
             largest = int(setup.population.sizes.max())
@@ -502,6 +512,7 @@ class StackedTrainer(Engine):
         while begin < len(order):
             try:
                 outcomes.append(run(order[begin : begin + self.chunk]))
+                self.tell(min(begin + self.chunk, len(order)) / len(order))
             except torch.OutOfMemoryError:
                 if self.chunk == 1:
                     raise FedbenchError(
@@ -521,7 +532,8 @@ class StackedTrainer(Engine):
     def _chunk(self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
-        rates = [self.setup.lr_of(client) for client in ids.tolist()]
+        rates = [self.setup.lr_of(client, clock) for client in ids.tolist()]
+        differ = self.setup.rates or self.setup.protocol.optimizer.schedule.moves
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
@@ -531,7 +543,7 @@ class StackedTrainer(Engine):
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
             sent(torch.tensor([float(self.setup.steps(i, clock)) for i in ids.tolist()]), device),
-            sent(torch.tensor(rates, dtype=torch.float64), device) if self.setup.rates else None,
+            sent(torch.tensor(rates, dtype=torch.float64), device) if differ else None,
             clock,
         )
 

@@ -67,12 +67,15 @@ def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tens
     [steps - rho (1 - rho^steps) / (1 - rho)] / (1 - rho). float64, like `steps` in shape.
 
     Raises:
-        ConfigError: the optimiser is no SGD, or its momentum goes on from the last round; `method` opens the message.
+        ConfigError: the optimiser is no SGD, its momentum goes on from the last round, or its rate changes within a
+            round; `method` opens the message.
     """
     if optimizer.name != "sgd":
         raise ConfigError(f"{method} is defined for SGD; choose protocol.optimizer.name=sgd")
     rho = optimizer.momentum
     if rho and optimizer.state == "kept":
         raise ConfigError(f"{method} takes momentum to begin anew each round; choose protocol.optimizer.state=fresh")
+    if optimizer.schedule.by == "step":
+        raise ConfigError(f"{method} takes one rate a round; choose protocol.optimizer.schedule.by=round")
     steps = steps.double()
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

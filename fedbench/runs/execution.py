@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
@@ -25,6 +26,7 @@ from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.newcomers import Newcomers, Unseen
 from fedbench.engine.recording import Arrays, check
+from fedbench.engine.schedule import all_steps
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
@@ -293,8 +295,16 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     if (late := run.method.prepare_round) > run.protocol.rounds:
         name = run.labels["method"]
         fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
-    if (optimizer := run.protocol.optimizer).name == "adam" and optimizer.momentum:
-        fingerprint.warn_once(f"adam has no momentum: protocol.optimizer.momentum={optimizer.momentum} is not used")
+    if (optimizer := run.protocol.optimizer).name != "sgd" and optimizer.momentum:
+        unused = f"protocol.optimizer.momentum={optimizer.momentum} is not used"
+        fingerprint.warn_once(f"{optimizer.name} has no momentum: {unused}")
+    schedule, steps = optimizer.schedule, all_steps(setup.population.sizes, run.protocol.local)
+    spans = run.protocol.rounds * (torch.ones_like(steps) if schedule.by == "round" else steps)
+    for name, begins in (("warmup", 0), ("every", schedule.warmup)):
+        length = getattr(schedule, name) or 0
+        if length and (short := int((spans <= begins + length).sum())):
+            ends = f"the run of {short} of {len(spans)} clients is over before they are"
+            fingerprint.warn_once(f"protocol.optimizer.schedule.{name}={length} {schedule.by}s: {ends}")
     where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
     for name, kind in (("local", "test"), (VALIDATION, "validation")):
         sizes = setup.federation.sets[name].sizes

@@ -38,6 +38,7 @@ from tests.methods.toys import close, federation, gap, initial, models, samples,
 
 SGD = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, state="kept")
 ADAM = OptimizerConfig(name="adam", lr=0.01, state="kept")
+ADAMW = OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.3, state="kept")
 
 
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {
@@ -57,7 +58,7 @@ def network(chosen: Setup) -> tuple[nn.Sequential, dict[str, Tensor]]:
     return net, leaves
 
 
-@pytest.mark.parametrize("config", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("config", [SGD, ADAM, ADAMW], ids=["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("method", [Local(), FedReMa()], ids=["local", "fedrema"])
 def test_a_lone_client_trains_as_with_one_torch_optimiser(method: Any, config: OptimizerConfig) -> None:
     chosen = setup(method, federation((9,)), rounds=3, epochs=2, batch=50, optimizer=config)
@@ -66,6 +67,8 @@ def test_a_lone_client_trains_as_with_one_torch_optimiser(method: Any, config: O
     optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     if config.name == "adam":
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    if config.name == "adamw":
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.3)
     for _ in range(6):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
@@ -108,7 +111,7 @@ def test_fedavg_by_hand_with_a_client_that_is_absent_for_a_round() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("config", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("config", [SGD, ADAM, ADAMW], ids=["sgd", "adam", "adamw"])
 def test_every_engine_goes_on_alike(
     engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

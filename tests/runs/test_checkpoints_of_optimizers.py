@@ -1,4 +1,4 @@
-"""Every optimiser x state x number of clients: interrupted after any round, a run ends as if it had not been."""
+"""Every optimiser x schedule x state x number of clients: interrupted after any round, a run ends as if it had not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from fedbench.runs import execution
 from tests.helpers.runs import config, interrupt_after, rows, same_models
 from tests.helpers.tiers import tiered
 
+SCHEDULE = "protocol.optimizer.schedule"
 OPTIMIZERS = {
-    "sgd": "protocol.optimizer.momentum=0",
-    "momentum": "protocol.optimizer.momentum=0.9",
-    "adam": "protocol.optimizer.name=adam",
+    "sgd": ["protocol.optimizer.momentum=0"],
+    "momentum": ["protocol.optimizer.momentum=0.9"],
+    "adam": ["protocol.optimizer.name=adam"],
+    "cosine": ["protocol.optimizer.momentum=0.9", f"{SCHEDULE}.name=cosine", f"{SCHEDULE}.warmup=1"],
+    "adamw": ["protocol.optimizer.name=adamw", "protocol.optimizer.weight_decay=0.1"]
+    + [f"{SCHEDULE}.name=cosine", f"{SCHEDULE}.by=step"],
 }
 CASES = [(name, state, n) for name in OPTIMIZERS for state in ("fresh", "kept") for n in (1, 2, 10)]
 
@@ -24,7 +28,7 @@ CASES = [(name, state, n) for name in OPTIMIZERS for state in ("fresh", "kept") 
 def test_a_run_goes_on_after_every_round(
     optimizer: str, state: str, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = [OPTIMIZERS[optimizer], f"protocol.optimizer.state={state}", f"partition.num_clients={clients}"]
+    chosen = [*OPTIMIZERS[optimizer], f"protocol.optimizer.state={state}", f"partition.num_clients={clients}"]
     chosen += ["method=local", "protocol.rounds=3", "checkpoint.rounds=1", "protocol.optimizer.lr=0.01"]
     chosen += ["dataset.limit=80", "save_models=true", "protocol.local.batch_size=32"]
     for done in (1, 2):
