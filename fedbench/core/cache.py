@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import secrets
 import shutil
@@ -79,10 +80,27 @@ def _read(folder: Path) -> Arrays | None:
         if known is None:
             return None
         if all(checksum_of(folder / name) in sums for name, sums in known.items()):
-            return {Path(name).stem: np.load(folder / name, mmap_mode="r") for name in known}
+            return {Path(name).stem: _mapped(folder / name) for name in known}
     except (OSError, ValueError):
         pass  # damaged, or another version's: built again
     return None
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    """An array on disk, read-only; who makes a view of it writable writes to this process's memory alone."""
+    array: NDArray[Any] = np.load(file, mmap_mode="c")
+    array.flags.writeable = False
+    return array
+
+
+def release(array: NDArray[Any]) -> None:
+    """Give back the memory that the pages of a mapped array take here: the next access reads them from its file again.
+
+    An array in memory, and one of a system that has no name for it, stay as they are.
+    """
+    base: object = array.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

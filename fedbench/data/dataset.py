@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.fields import Component, at_least
+from fedbench.core.cache import release
 from fedbench.core.errors import DataCorrupt, Report, silent
 from fedbench.core.rng import numpy_rng
 
@@ -127,6 +128,7 @@ class Dataset:
             if array is not None:
                 digest.update(f"{array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
+                release(array)
         if any(found := (self.names, self.columns, self.inputs, self.tokens, self.estimates)):
             digest.update(repr(found).encode())
         return digest.hexdigest()[:12]

@@ -10,8 +10,10 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from torch.nn import functional
 
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.batch import Batch, Population
+from fedbench.core.cache import release
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
@@ -62,6 +65,7 @@ def rotate_stored(x: Tensor, degrees: float, mean: Tensor, corners: str) -> Tens
     return turned.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else turned.to(x.dtype)
 
 
+SHARED_AT_ONCE = 4096  # samples that are copied between two releases of what they are copied from
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 
 
@@ -118,7 +122,8 @@ class Federation:
         self.name = dataset.name
         self.classes = dataset.classes
         self.shape = tuple(int(n) for n in dataset.x.shape[1:])
-        self.x = torch.from_numpy(np.array(dataset.x)).to(self.device)
+        self.stored = dataset.x if partition.rotation is None else np.array(dataset.x)
+        self.x = readable(self.stored).to(self.device)
         labels = np.array(dataset.y)
         if partition.label_map is not None:
             for client, owned in enumerate(self._owned(partition)):
@@ -253,9 +258,27 @@ class Federation:
 
     def share_memory(self) -> Federation:
         """Move the sample arrays to shared memory, so that worker processes read them without copies."""
-        for tensor in (self.x, self.y, *(each.values for each in self.sets.values())):
+        if not self.x.is_shared():
+            shared = torch.empty_like(self.x).share_memory_()
+            for target, source in zip(shared.split(SHARED_AT_ONCE), self.x.split(SHARED_AT_ONCE), strict=True):
+                target.copy_(source)
+                release(self.stored)  # so that a mapped array is not held twice
+            self.x = shared
+        for tensor in (self.y, *(each.values for each in self.sets.values())):
             tensor.share_memory_()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what the samples were read from, of which another process has no need."""
+        return {name: value for name, value in vars(self).items() if name != "stored"}
+
+
+def readable(array: np.ndarray) -> Tensor:
+    """`array` as a tensor that nobody writes to: the same memory where torch takes it, else a copy."""
+    view = array.view(np.ndarray)
+    with suppress(ValueError):  # it is nobody's to write
+        view.flags.writeable = True  # torch warns of any other; a mapped file itself is never changed
+    return torch.from_numpy(view if view.flags.writeable and view.flags.c_contiguous else np.array(array))
 
 
 # Augmentation on the device: whole batches, parameters drawn beforehand by keyed randomness.

@@ -412,6 +412,7 @@ class FileSource(DataSource):
         return source_key(self.name + self.variant + ("-partial" if self.partial else ""), files)
 
     def _checked(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
+        report("reading files", 0, None)
         arrays = self.parse(files, report)
         train = int(arrays["num_train"][0])
         self.check(files[0].parent, train, len(arrays["y"]) - train)

@@ -214,6 +214,9 @@ class Observer:
     def phase(self, name: str) -> None:
         """The run enters a phase (fedbench.engine.history.PHASES)."""
 
+    def within(self, share: float) -> None:
+        """Of the clients that are being trained, this `share` is."""
+
     def advance(self, done: int) -> None:
         """`done` rounds are completed; called after every round, scored or not."""
 

@@ -263,6 +263,7 @@ class Simulation:
         self.setup = setup
         self.trainer = trainer
         self.recorders = recorders
+        trainer.tell = self.observer.within
         self.keeps_sources = keeps_sources
 
     def begin(self) -> State:

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,6 +81,7 @@ class Trainer(ABC):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.tell: Callable[[float], None] = lambda _: None  # is told which share of a round is trained
 
     @abstractmethod
     def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
@@ -220,6 +222,8 @@ class KindsTrainer(Trainer):
 
     def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         each = list(self._each(ids, message, memory))
+        for place, (_, engine, _) in enumerate(each):
+            engine.tell = partial(self._tell, place, len(each))
         launched = [
             (engine.setup, ids[chosen], engine.dispatch(ids[chosen], *given, clock, score))
             for chosen, engine, given in each
@@ -237,6 +241,9 @@ class KindsTrainer(Trainer):
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
+
+    def _tell(self, kind: int, kinds: int, share: float) -> None:
+        self.tell((kind + share) / kinds)
 
     def _each(self, ids: Tensor, message: Tree, memory: Tree) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
         """(which of the cohort, their engine, their messages and memories) of each kind in the cohort."""

@@ -348,6 +348,7 @@ class WorkersTrainer(Engine):
                         blocks.clear()  # but those handed out are waited for: they write into the shared buffers
                     else:
                         replies.update(zip(rows, map(unplain, result), strict=True))
+                        self.tell(len(replies) / len(ids))
                     idle.append(link)
         except BaseException:  # an interrupt, a dead worker: whatever is under way must not write any longer
             self.close()

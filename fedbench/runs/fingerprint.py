@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedbench.core import source
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
+from fedbench.runs.progress import FirstUse
 
 log = logging.getLogger("fedbench")
 
@@ -112,7 +114,8 @@ def content(data: DataSource) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _load(data: DataSource, _: str) -> Dataset:
-    return data.load()
+    with closing(FirstUse(data.name)) as shown:
+        return data.load(shown)
 
 
 @functools.lru_cache(maxsize=64)

@@ -254,6 +254,33 @@ def _grouped(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[tu
     return groups
 
 
+FIRST_USE = 10.0  # seconds between two lines on the reading of files, where there is no terminal
+
+
+class FirstUse:
+    """Tells on standard error how far a data set's files are read, which is done once (fedbench.core.errors.Report)."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._said = -math.inf
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Show `done` of `total` files or bytes of an activity; a terminal's one line, else a line now and then."""
+        now = self._clock()
+        if now < self._said + (0.1 if self._live else FIRST_USE) and done != total:
+            return
+        self._said = now
+        count = "" if total is None else f", {done:,} of {total:,}"
+        begin, end = ("\r", "") if self._live else ("", "\n")
+        print(f"{begin}{self._name}, first use: {what}{count}", end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """End a terminal's line."""
+        if self._live and self._said > -math.inf:
+            print(file=sys.stderr)
+
+
 class Output(Console):
     """Standard output, of which somebody may read the first lines only (`| head`): what runs goes on."""
 
@@ -303,6 +330,11 @@ class Progress(Observer):
             self._line("preparing")
         self._phase = name
         self._refresh()
+
+    def within(self, share: float) -> None:
+        """Move the bar within a round."""
+        if self._bar is not None and self._phase == "train":
+            self._bar.update(self._bar.tasks[0].id, completed=self._done + min(share, 0.99))
 
     def advance(self, done: int) -> None:
         """Move on to `done` rounds."""

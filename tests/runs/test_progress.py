@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import re
+from contextlib import closing
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from fedbench.runs import progress
-from fedbench.runs.progress import Progress, comparison_table, run_table
+from fedbench.runs.progress import FirstUse, Progress, comparison_table, run_table
 from fedbench.runs.run import Reading, summarise
 from tests.runs.toys import KEY, LABELS, a_history, a_record, printed
 
@@ -68,6 +69,38 @@ class TestProgress:
             assert part in text
         assert text.rstrip("\n").endswith("\x1b[?25h")  # the cursor is back
         progress.close()
+
+    def test_the_bar_moves_within_a_round_while_clients_train(self):
+        clock = Clock()
+        progress = Progress(Console(file=io.StringIO(), force_terminal=True), clock=clock)
+        progress.start(LABELS, 4, 1)
+        at = lambda: progress._bar.tasks[0].completed  # noqa: E731
+        progress.phase("prepare")
+        progress.within(0.5)
+        assert at() == 1, "what prepares is no part of a round"
+        progress.phase("train")
+        progress.within(0.5)
+        assert at() == 1.5
+        progress.within(1.0)
+        assert at() < 2, "the server and the scores are to come"
+        progress.advance(2)
+        assert at() == 2
+        progress.close()
+
+    def test_the_first_reading_of_files_is_told_now_and_then(self, capsys):
+        clock = Clock()
+        with closing(FirstUse("tiny_imagenet", clock)) as shown:
+            for done in range(0, 110_000, 1000):
+                shown("reading images", done, 110_000)
+                clock.now += 0.25
+            shown("reading images", 110_000, 110_000)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "tiny_imagenet, first use: reading images, 0 of 110,000"
+        assert lines[1] == "tiny_imagenet, first use: reading images, 40,000 of 110,000"
+        assert lines[-1] == "tiny_imagenet, first use: reading images, 110,000 of 110,000"
+        assert len(lines) == 4
+        FirstUse("digits").close()
+        assert capsys.readouterr() == ("", "")
 
     def test_none_prints_nothing(self):
         stream = io.StringIO()
