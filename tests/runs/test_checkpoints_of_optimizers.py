@@ -16,8 +16,12 @@ OPTIMIZERS = {
     "momentum": ["protocol.optimizer.momentum=0.9"],
     "adam": ["protocol.optimizer.name=adam"],
     "cosine": ["protocol.optimizer.momentum=0.9", f"{SCHEDULE}.name=cosine", f"{SCHEDULE}.warmup=1"],
-    "adamw": ["protocol.optimizer.name=adamw", "protocol.optimizer.weight_decay=0.1"]
-    + [f"{SCHEDULE}.name=cosine", f"{SCHEDULE}.by=step"],
+    "adamw": [
+        "protocol.optimizer.name=adamw",
+        "protocol.optimizer.weight_decay=0.1",
+        f"{SCHEDULE}.name=cosine",
+        f"{SCHEDULE}.by=step",
+    ],
 }
 CASES = [(name, state, n) for name in OPTIMIZERS for state in ("fresh", "kept") for n in (1, 2, 10)]
 
