@@ -150,12 +150,15 @@ def tree(caption: str, names: Sequence[str]) -> str:
 def linked(name: str, text: str, pages: Iterable[str]) -> str:
     """Return the text of the page `name` with each link to a file that is no page of the site as plain text.
 
-    A link to a CSV file of docs/ leads to its page.
+    A link to a CSV file of docs/ leads to its page, one on a method's name to the method's page.
     """
+    up = os.path.relpath(".", Path(name).parent)
 
     def kept(match: re.Match[str]) -> str:
         target = match[2].partition("#")[0]
         path = os.path.normpath(Path(name).parent / target)
+        if path.startswith("fedbench/methods/") and match[1] in groups.registry("method"):
+            return f"[{match[1]}]({up}/methods/{match[1]}.md)"
         inside = not target or ":" in target or path in pages or path.endswith((".svg", ".png"))
         return match[0] if inside else match[1]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -40,6 +42,17 @@ OTHERS = ROOT / "results" / "evidence" / "other_implementations.csv"
 def listed(kind: str) -> str:
     """Return a table of `python -m fedbench list`."""
     return listing(kind).markdown()
+
+
+def methods() -> str:
+    """Return the list of methods, each name with a link to its source file, as seen from docs/reference/."""
+    found, known = listing("methods"), groups.registry("method")
+    rows = []
+    for row in found.rows:
+        name, *presets = row["method"].split(", ")
+        source = os.path.relpath(inspect.getfile(known.get(name)), ROOT / "docs" / "reference")
+        rows.append({**row, "method": ", ".join([f"[{name}]({source})", *presets])})
+    return dataclasses.replace(found, rows=rows).markdown()
 
 
 def speed() -> str:
@@ -169,6 +182,7 @@ def code() -> str:
 
 MADE = {
     **{kind: partial(listed, kind) for kind in KINDS},
+    "methods": methods,
     "speed": speed,
     "filled": tables,
     "commands": commands,

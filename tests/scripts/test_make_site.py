@@ -27,6 +27,11 @@ def test_a_link_to_no_page_becomes_text_and_others_stay() -> None:
     assert make_site.linked("docs/reference/y.md", "[r](../readings.csv)", pages) == "[r](readings.md)"
 
 
+def test_a_method_leads_to_its_page() -> None:
+    text = "[ditto](../../fedbench/methods/ditto.py) [its file](../../fedbench/methods/ditto.py)"
+    assert make_site.linked("docs/reference/y.md", text, set()) == "[ditto](../../methods/ditto.md) its file"
+
+
 def test_a_docstring_keeps_its_ends_of_lines_its_code_and_its_signs() -> None:
     long = "x" * make_site.WRAPPED
     assert make_site.prose(f"A: w_k * 2.\n{long}\nend `a_b`\n\n    for k:") == (
