@@ -6,8 +6,8 @@ Accuracies are fractions here; what is written or printed is in percent.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,7 @@ Floats = NDArray[np.float64]
 # this, and two closer than this are the same ratio computed along different roads.
 TIE = 1e-9
 
-# Calibration of a classifier: Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Negative log-likelihood
-# (natural logarithm, a mean over samples), and expected calibration error (their section 2): sum_m |B_m| / n
-# |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first class's probability.
-BINS = 15
-
-PARTS = ("correct", "total", "calibration")  # of a tally; the last may be None
+PARTS = ("correct", "total", "outputs")  # of a tally; the last may be None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +39,9 @@ class Tally:
 
     correct: Floats
     total: Floats
-    # [N, 2], where it was asked for: sums of -log p, and of the bins' |right ones - confidences|
-    calibration: Floats | None = None
+    # [N, n, K], where a metric needs them: the scores of each tested sample, in the order of the client's set; n is the
+    # largest number that a client has
+    outputs: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("correct", "total"):
@@ -55,8 +51,6 @@ class Tally:
         possible = (self.correct >= 0) & (self.correct <= self.total * (1 + TIE)) & np.isfinite(self.total)
         if not possible.all():
             raise ValueError(f"client {int(np.argmin(possible))}: not a count of correct predictions")
-        if self.calibration is not None:
-            object.__setattr__(self, "calibration", np.array(self.calibration, dtype=np.float64).reshape(len(self), 2))
 
     def __len__(self) -> int:
         return len(self.correct)
@@ -83,22 +77,42 @@ class Tally:
     def or_else(self, other: Tally) -> Tally:
         """This tally, with `other`'s counts for clients of whom nothing was tested here."""
         tested = self.total > 0
-        calibration = None
-        if self.calibration is not None and other.calibration is not None:
-            calibration = np.where(tested[:, None], self.calibration, other.calibration)
+        outputs = None
+        if self.outputs is not None and other.outputs is not None:
+            outputs = np.where(tested[:, None, None], self.outputs, other.outputs)
         correct = np.where(tested, self.correct, other.correct)
-        return Tally(correct, np.where(tested, self.total, other.total), calibration)
-
-    def calibrations(self) -> dict[str, float]:
-        """`nll`, and `ece` in percent: means over clients with test samples; nothing where they were not measured."""
-        if self.calibration is None:
-            return {}
-        nll, ece = self.calibration.T / np.where(self.total > 0, self.total, np.nan)
-        return {"nll": client_mean(nll), "ece": 100 * client_mean(ece)}
+        return Tally(correct, np.where(tested, self.total, other.total), outputs)
 
     def averaged(self, average: str) -> float:
         """`average`: client (`mean`) or pooled (`pooled`), as in protocol.average."""
         return {"client": self.mean, "pooled": self.pooled}[average]()
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A metric of scores (fedbench.sample_metrics) on the samples of each client, and on those of all together."""
+
+    clients: Floats  # [N]; nan where it is undefined, as for a client without samples
+    pooled: float
+
+    def mean(self) -> float:
+        """Mean over the clients for whom it is defined."""
+        return client_mean(self.clients)
+
+    @property
+    def defined(self) -> int:
+        """Those clients."""
+        return int(np.isfinite(self.clients).sum())
+
+    @classmethod
+    def over(cls, each: Sequence[Measured], places: NDArray[np.int64]) -> Measured:
+        """The mean over the evaluations `places` [k, N] of `each` [R].
+
+        Pooled it is nan where clients are read off different rounds: their samples were not scored together.
+        """
+        clients = np.take_along_axis(np.stack([one.clients for one in each]), places, axis=0).mean(axis=0)
+        alike = (places == places[:, :1]).all()
+        return cls(clients, float(np.mean([each[place].pooled for place in places[:, 0]])) if alike else float("nan"))
 
 
 def client_mean(accuracy: Floats) -> float:
@@ -131,9 +145,9 @@ def weighted(correct: NDArray[Any], total: NDArray[Any], shares: NDArray[Any]) -
 class Fairness:
     """Gains over Local."""
 
-    gains: Floats  # [N] percent points, 0 for a tie; nan where either accuracy is unknown
+    gains: Floats  # [N] points of the unit (percent points), 0 for a tie; nan where either value is unknown
     ipr: float  # percent of clients
-    rsd: float  # percent points
+    rsd: float  # as the gains
 
     @property
     def clients(self) -> int:
@@ -141,8 +155,10 @@ class Fairness:
         return int(np.isfinite(self.gains).sum())
 
 
-def fairness(accuracy: Floats, local: Floats) -> Fairness:
-    """IPR and RSD of `accuracy` [N] against `local` [N], fractions, client by client.
+def fairness(accuracy: Floats, local: Floats, *, unit: float = 100.0) -> Fairness:
+    """IPR and RSD of `accuracy` [N] against `local` [N], client by client.
+
+    Both are fractions, or any values of which more is better; `unit` is what 1 is written as.
 
     IPR = (1/N) sum_i 1{a_i - l_i > 0}: a tie is no gain, and a difference below `TIE` is a tie, because the
     same ratio of integers may be rounded differently on either side.
@@ -154,10 +170,10 @@ def fairness(accuracy: Floats, local: Floats) -> Fairness:
         raise ValueError(f"fairness compares client by client, got {accuracy.shape} and {local.shape}")
     gains = accuracy - local
     known = gains[~np.isnan(gains)]
-    told = 100 * np.where(np.abs(gains) <= TIE, 0.0, gains)  # so that who counts gains above 0 finds the IPR
+    told = unit * np.where(np.abs(gains) <= TIE, 0.0, gains)  # so that who counts gains above 0 finds the IPR
     if not len(known):
         return Fairness(told, float("nan"), float("nan"))
-    return Fairness(told, 100 * float((known > TIE).mean()), 100 * float(known.std(ddof=0)))
+    return Fairness(told, 100 * float((known > TIE).mean()), unit * float(known.std(ddof=0)))
 
 
 # Which clients a mean hides: fractions [N] of one run, client by client; nan where a client has no test sample.
@@ -212,6 +228,7 @@ class Reported:
     tally: Tally
     rounds: NDArray[np.int64]
     places: NDArray[np.int64]  # [k, N], those of the rounds among the tallies that were given
+    measures: Mapping[str, Measured] = field(default_factory=dict)  # of the metrics of scores, means over these rounds
 
 
 def report(
@@ -256,9 +273,6 @@ def report(
     correct = np.stack([tally.correct for tally in test])  # [R, N]
     total = np.stack([tally.total for tally in test])
     summed = [np.take_along_axis(counts, picked, axis=0).sum(axis=0) for counts in (correct, total)]
-    known = [tally.calibration for tally in test if tally.calibration is not None]
-    if len(known) == len(test):
-        summed.append(np.take_along_axis(np.stack(known), picked[:, :, None], axis=0).sum(axis=0))
     return Reported(Tally(*summed), np.asarray(rounds, dtype=np.int64)[picked], picked)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from fedbench.config.arguments import asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
+from fedbench.config.schema import ACCURACY
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_bytes, write_text
 from fedbench.metrics import improvement
@@ -24,6 +25,7 @@ from fedbench.runs.config import NOT_RESULT
 from fedbench.runs.folder import RESULT, finished_below
 from fedbench.runs.progress import STALE, Output, amount, identity, remark
 from fedbench.runs.run import Run, add_client_measures, collect, flat, reaches
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +240,10 @@ def run_figures(folder: Path) -> Figures:
 
 
 def comparison_figures(folders: Sequence[Path]) -> Figures:
-    """Return accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line."""
+    """Return accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line.
+
+    And over rounds each metric of scores that all of them have.
+    """
     named: dict[str, list[runs.Curve]] = {}
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
@@ -252,6 +257,11 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
         "curves": runs.accuracy_curves(named, column, label),
         "cost": runs.cost_curves(named, column, label),
     }
+    for name, metric in METRICS.items():
+        column = f"{name}_on_{rows[0]['test_set']}"
+        if all(column in curve for each in named.values() for curve in each):
+            label = metric.words.replace(",", f" ({rows[0]['test_set']}),")
+            found[f"curves-{name}"] = runs.accuracy_curves(named, column, label)
     if all(f"acc_on_{name}" in row for row in rows for name in ("local", "global")):
         points: dict[str, list[tuple[float, float]]] = {}
         for row, name in zip(rows, names, strict=True):
@@ -293,7 +303,8 @@ def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
 def curve_of(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
     """Return the numeric columns of a history, by name."""
     kept = ("round", "bytes_up", "bytes_down", "seconds_total")
-    names = [name for name in rows[0] if name in kept or name.startswith("acc_on_")]
+    scores = tuple(f"{name}_on_" for name in (ACCURACY, *METRICS))
+    names = [name for name in rows[0] if name in kept or name.startswith(scores)]
     return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 

@@ -90,6 +90,12 @@ def retired(**values: Any) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+# protocol.metrics, in the order of columns: accuracy, which is always measured, and those of fedbench.sample_metrics.
+
+ACCURACY = "acc"
+METRICS = (ACCURACY, "balanced_acc", "macro_f1", "auroc", "auprc", "nll", "ece")
+
+
 def parse_augmentation(name: str) -> tuple[str, int]:
     """(kind, number) of an augmentation: crop<pixels of padding>, flip, rotate<degrees>.
 
@@ -222,7 +228,6 @@ class TestConfig(Component):
     # share of a client's training samples held out for validation
     val_fraction: float = share(0.0, below=True)
     once: bool = added(False)  # the test sets are scored after the last round alone, validation samples as always
-    calibration: bool = added(False)  # measure how far the scored models' probabilities can be trusted, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -232,11 +237,6 @@ class TestConfig(Component):
             raise ConfigError(
                 "protocol.test.once=true scores validation samples alone before the last round; set "
                 "protocol.test.val_fraction > 0"
-            )
-        if self.calibration and self.weighting != "none":
-            raise ConfigError(
-                f"protocol.test.calibration=true counts every sample alike, protocol.test.weighting={self.weighting} "
-                "does not; use weighting=none, or calibration=false"
             )
 
     @property
@@ -260,6 +260,7 @@ class ProtocolConfig(Component):
     work: WorkConfig = field(default=WorkConfig(), metadata={ADDED: True})
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
+    metrics: tuple[str, ...] = added((ACCURACY,))  # see METRICS
     unseen: int = added(at_least(0, 0))  # the last clients, that no round meets; scored when the run is over
     # received: before local training | trained: after the client's latest | both compete | own: the method's, see
     # fedbench.engine.method.own_score
@@ -275,6 +276,16 @@ class ProtocolConfig(Component):
             parse_augmentation(name)
         object.__setattr__(self, "cohort", str(self.cohort))  # a number from Python counts as its text
         parse_cohort(self.cohort)
+        for name in self.metrics:
+            if name not in METRICS:
+                raise unknown("protocol.metrics", name, METRICS)
+        chosen = {ACCURACY, *self.metrics}  # in one order, so that one choice is one run
+        object.__setattr__(self, "metrics", tuple(name for name in METRICS if name in chosen))
+        if self.of_scores and self.test.weighting != "none":
+            raise ConfigError(
+                f"protocol.metrics={list(self.metrics)} counts every sample alike, "
+                f"protocol.test.weighting={self.test.weighting} does not; use weighting=none, or metrics=[acc]"
+            )
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
         if self.test.once and (self.report, self.score) != ("last", "received"):
@@ -292,6 +303,11 @@ class ProtocolConfig(Component):
                 f"protocol.score=both lets two models of a round compete, protocol.report={self.report} does not "
                 "choose; use best_val or best_test"
             )
+
+    @property
+    def of_scores(self) -> tuple[str, ...]:
+        """The metrics that need each sample's scores."""
+        return tuple(name for name in self.metrics if name != ACCURACY)
 
     def cohort_size(self, clients: int) -> int:
         """Clients drawn a round out of `clients` registered ones (at least one).

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.metrics import PARTS, Reported, Tally, report
+from fedbench.metrics import PARTS, Measured, Reported, Tally, report
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ class Record:
     bytes_down: int  # server to clients, whole federation, cumulative
     seconds: Mapping[str, float]  # cumulative, by phase (PHASES)
     train_loss: float = math.nan  # of the round: mean over clients of that over their steps; nan without any
+    measures: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)  # by set and metric of scores
 
     def primary(self) -> str:
         """Name of the test set the run is judged by."""
@@ -92,7 +94,7 @@ class History:
         """
         with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
         candidates = self.candidates(test_set, rule)
-        return report(
+        reported = report(
             rule,
             [record.round for record, _ in candidates],
             [record.tallies[moment + test_set] for record, moment in candidates],
@@ -100,6 +102,10 @@ class History:
             average,
             per_client and test_set != COMMON,
         )
+        found = [record.measures.get(moment + test_set, {}) for record, moment in candidates]
+        every = [name for name in METRICS if all(name in each for each in found)]
+        measures = {name: Measured.over([each[name] for each in found], reported.places) for name in every}
+        return replace(reported, measures=measures)
 
     def candidates(self, test_set: str, rule: str) -> list[tuple[Record, str]]:
         """What `rule` reads `test_set` off, see `report`: records, each with the moment before the set's name."""
@@ -131,6 +137,10 @@ class History:
                 kept = [getattr(record.tallies[name], part) for record in scored]
                 if kept[0] is not None:
                     out[f"tally/{name}/{part}"] = np.stack(kept)
+            for metric in scored[0].measures.get(name, {}):
+                values = [record.measures[name][metric] for record in scored]
+                out[f"metric/{name}/{metric}/clients"] = np.stack([each.clients for each in values])
+                out[f"metric/{name}/{metric}/pooled"] = np.array([each.pooled for each in values])
         return out
 
     def state(self, prefix: str = "history/") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -151,10 +161,18 @@ class History:
         """The history that `state` stored; other entries of `tree` are ignored."""
         arrays = {k[len(prefix) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(prefix)}
         tallies: dict[int, dict[str, Tally]] = {int(done): {} for done in arrays["round"]}
+        measures: dict[int, dict[str, dict[str, Measured]]] = {int(done): {} for done in arrays["round"]}
         for name in meta["sets"]:
             kept = {part: arrays[f"tally/{name}/{part}"] for part in PARTS if f"tally/{name}/{part}" in arrays}
+            clients, pooled = (
+                {metric: arrays[key] for metric in METRICS if (key := f"metric/{name}/{metric}/{way}") in arrays}
+                for way in ("clients", "pooled")
+            )
             for index, done in enumerate(arrays[f"tally/{name}/round"]):
                 tallies[int(done)][name] = Tally(**{part: values[index] for part, values in kept.items()})
+                measures[int(done)][name] = {
+                    metric: Measured(values[index], float(pooled[metric][index])) for metric, values in clients.items()
+                }
         records = []
         for index, done in enumerate(arrays["round"]):
             seconds = {phase: float(arrays[f"seconds/{phase}"][index]) for phase in meta["phases"]}
@@ -166,6 +184,7 @@ class History:
                     int(arrays["bytes_down"][index]),
                     {phase: spent for phase, spent in seconds.items() if not math.isnan(spent)},
                     float(arrays["train_loss"][index]),
+                    measures[int(done)],
                 )
             )
         return cls(records)
@@ -177,6 +196,16 @@ def seconds_columns(seconds: Mapping[str, float]) -> dict[str, float]:
     return {**columns, f"{TIMING_PREFIX}total": float(sum(seconds.values()))}
 
 
+def measured_columns(test_set: str, measures: Mapping[str, Measured]) -> dict[str, float]:
+    """The columns of metrics of scores on a test set: the mean over clients, and pooled where there are several."""
+    row: dict[str, float] = {}
+    for name, each in measures.items():
+        row[f"{name}_on_{test_set}"] = METRICS[name].unit * each.mean()
+        if test_set != COMMON:
+            row[f"{name}_on_{test_set}_pooled"] = METRICS[name].unit * each.pooled
+    return row
+
+
 def record_row(record: Record) -> dict[str, Any]:
     """`record` as one flat row; accuracies in percent, seconds by phase and in total."""
     row: dict[str, Any] = {"round": record.round}
@@ -184,7 +213,7 @@ def record_row(record: Record) -> dict[str, Any]:
         row[f"acc_on_{name}"] = 100 * tally.mean()
         if name != COMMON:
             row[f"acc_on_{name}_pooled"] = 100 * tally.pooled()
-        row |= {f"{measure}_on_{name}": value for measure, value in tally.calibrations().items()}
+        row |= measured_columns(name, record.measures.get(name, {}))
     row |= {"train_loss": record.train_loss, "bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
     return row | seconds_columns(record.seconds)
 

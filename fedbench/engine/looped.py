@@ -18,13 +18,14 @@ from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.schedule import Order
-from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct
+from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, as_outputs, count_correct, outputs_of
 from fedbench.models.task import Task
 
 EVALUATION_BATCH = 1024  # samples a forward pass
 CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
 
 KeyT = TypeVar("KeyT")
+ScoredPart = tuple[Counted, list[Tensor]]  # counts on some samples; the scores [B, K] of each batch where they are kept
 
 
 def total(each: Sequence[Counted], entries: int, device: torch.device) -> Counted:
@@ -51,9 +52,9 @@ class SharedScores:
 
     def __init__(self) -> None:
         self.model: Tree = {}  # kept, so that no other model takes its place in memory
-        self.counts: dict[int, Counted] = {}
+        self.counts: dict[int, ScoredPart] = {}
 
-    def of(self, model: Tree) -> dict[int, Counted]:
+    def of(self, model: Tree) -> dict[int, ScoredPart]:
         """The counts of `model`, to be added to: those known if it is the very one asked for last, not a copy."""
         same = model.keys() == self.model.keys() and all(
             (leaf.data_ptr(), leaf.shape, leaf.stride())
@@ -206,8 +207,9 @@ class LoopedTrainer(Engine):
 
     @torch.no_grad()
     def count(self, client: int, model: Tree, score: Sequence[str], known: SharedScores | None = None) -> Counts:
-        """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
-        counts: dict[int, Counted] = {} if known is None else known.of(model)
+        """(correct, total) per class of `model` on each set in `score`, float64 [K], and what of scores is kept."""
+        setup = self.setup
+        counts: dict[int, ScoredPart] = {} if known is None else known.of(model)
         parts = self.setup.scored.parts_of(client) if "global" in score else []
         wanted: dict[str | int, Tensor] = {
             name: self.setup.scored.indices(name, client) for name in score if name != "global"
@@ -215,21 +217,31 @@ class LoopedTrainer(Engine):
         wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
         found = self._count(model, wanted) if wanted else {}
         counts |= {part: found[part] for part in parts if part in found}
-        whole = total([counts[part] for part in parts], self.setup.counted, self.setup.federation.device)
-        return {name: whole if name == "global" else found[name] for name in score}
+        result: Counts = {}
+        for name in score:
+            each = [counts[part] for part in parts] if name == "global" else [found[name]]
+            result[name] = total([one for one, _ in each], setup.task.classes, setup.federation.device)
+            if setup.keeps_scores:
+                shape, data = (0, setup.task.classes), setup.federation
+                nothing = torch.zeros(shape, dtype=data.dtype, device=data.device)
+                scores = torch.cat([nothing, *(batch for _, batches in each for batch in batches)])
+                result[outputs_of(name)] = as_outputs(scores, setup.scored.most(name))
+        return result
 
-    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
+    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, ScoredPart]:
         """Counts of `model` on each of several sets of samples, given by their indices."""
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
         model, at_once = self._laid_out(model)
-        counts: dict[KeyT, Counted] = {}
-        calibration = self.setup.protocol.test.calibration
+        counts: dict[KeyT, ScoredPart] = {}
         for name, samples in sets.items():
             each: list[Counted] = []
+            kept: list[Tensor] = []
             for indices in samples.split(at_once) if len(samples) else ():
                 x, y = federation.gather(indices)
-                each.append(count_correct(method.predict(model, x, task), y, task.classes, calibration=calibration))
-            counts[name] = total(each, self.setup.counted, federation.device)
+                scores = method.predict(model, x, task)
+                each.append(count_correct(scores, y, task.classes))
+                kept += [scores] if self.setup.keeps_scores else []
+            counts[name] = total(each, task.classes, federation.device), kept
         return counts
 
     @torch.no_grad()

@@ -18,9 +18,9 @@ from fedbench.engine.contract import Client, Clock
 from fedbench.engine.hooks import NAMED, HookCaller, HookError
 from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import State, initial, scored_sets, tallies
+from fedbench.engine.simulation import State, initial, measured, scored_sets, tallies
 from fedbench.engine.trainer import Counts, on_host
-from fedbench.metrics import Tally
+from fedbench.metrics import Measured, Tally
 
 ADAPTED = (1, 5)  # epochs of local adaptation after which they are scored, besides as received
 
@@ -31,6 +31,7 @@ class Unseen:
 
     tallies: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
     note: str = ""
+    measures: Mapping[str, Mapping[str, Mapping[str, Measured]]] = field(default_factory=dict)  # and by metric
 
 
 class Newcomers:
@@ -85,7 +86,11 @@ class Newcomers:
                 found[name] = tallies(whole, on_host(stack_counts(each), self.ids, clock), self.ids)
             except Diverged as error:  # noqa: PERF203 - three moments
                 notes.append(f"{name}: {str(error).partition(';')[0]}")
-        return Unseen(found, "; ".join(notes))
+        measures = {
+            moment: {name: measured(whole, name, tally, self.ids) for name, tally in each.items()}
+            for moment, each in found.items()
+        }
+        return Unseen(found, "; ".join(notes), measures)
 
     def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
         """Each of them as its hooks see it, given what the server sends and the memory that clients begin with."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +25,6 @@ from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.hooks import HookCaller, check_announced, check_selectors
 from fedbench.engine.method import Method
 from fedbench.engine.optim import KEPT, round_factors
-from fedbench.metrics import BINS
 from fedbench.models.modalities import JointTask
 from fedbench.models.task import Model, Task, check_input
 
@@ -63,6 +64,19 @@ class ScoredSets:
             return self.federation.indices(name, client)
         parts = [self.parts[place] for place in self.parts_of(client)]
         return torch.cat(parts) if parts else self.federation.global_test[:0]
+
+    def most(self, name: str) -> int:
+        """Samples of set `name` that a client has at most."""
+        sizes = self.federation.sets[name].sizes if name != "global" else [len(self.federation.global_test)]
+        return int(max(sizes))
+
+    def labels(self, name: str, client: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Labels of the samples of set `name` that a client is scored on."""
+        return np.asarray(self._labels[self.indices(name, client).cpu().numpy()], dtype=np.int64)
+
+    @cached_property
+    def _labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.asarray(self.federation.y.cpu(), dtype=np.int64)
 
 
 Drawn = tuple[schedule.Order, Tree]
@@ -242,9 +256,9 @@ class Setup:
         return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator, share)
 
     @property
-    def counted(self) -> int:
-        """Entries of a model's counts on a set: the classes, and what its calibration takes."""
-        return self.task.classes + (1 + BINS) * self.protocol.test.calibration
+    def keeps_scores(self) -> bool:
+        """Whether a metric needs the scores of each sample."""
+        return bool(self.protocol.of_scores)
 
     @cached_property
     def scored(self) -> ScoredSets:

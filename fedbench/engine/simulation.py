@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.history import TRAINED, VALIDATION, History, Observer, Record
+from fedbench.engine.history import COMMON, TRAINED, VALIDATION, History, Observer, Record
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import moved
 from fedbench.engine.optim import KEPT, kept_leaves
@@ -34,8 +34,9 @@ from fedbench.engine.scored_models import (
     sources_of,
 )
 from fedbench.engine.setup import Setup
-from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
-from fedbench.metrics import PARTS, Tally, weighted
+from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged, outputs_of
+from fedbench.metrics import PARTS, Measured, Tally, weighted
+from fedbench.sample_metrics import measure
 
 
 def initial(setup: Setup) -> tuple[Tree, Tree]:
@@ -65,21 +66,33 @@ def scored_sets(setup: Setup, completed: int | None = None) -> tuple[str, ...]:
 def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
     """Counts per class [C, K] of clients `ids` as counts per client, by the protocol's weighting of the global set."""
     found: dict[str, Tally] = {}
-    for name, (correct, total) in counts.items():
+    for name in scored_sets(setup):
+        if name not in counts:
+            continue
+        correct, total = counts[name]
         if name == "global" and setup.protocol.test.weighting == "label_shares":
             owned = setup.population.label_counts[ids]
             shares = owned / owned.sum(1, keepdim=True)
             found[name] = weighted(correct.numpy(), total.numpy(), shares.numpy())
         else:
-            found[name] = tally(correct, total, setup.task.classes)
+            outputs, _ = counts.get(outputs_of(name), (None, None))
+            kept = None if outputs is None else outputs[:, : setup.scored.most(name)].numpy()
+            found[name] = Tally(correct.sum(1).numpy(), total.sum(1).numpy(), kept)
     return found
 
 
-def tally(correct: Tensor, total: Tensor, classes: int) -> Tally:
-    """Counts [C, K] of clients as counts per client, and their calibration where there are further columns."""
-    sums = correct[:, classes:]
-    kept = torch.stack([sums[:, 0], sums[:, 1:].abs().sum(1)], 1).numpy() if sums.shape[1] else None
-    return Tally(correct[:, :classes].sum(1).numpy(), total[:, :classes].sum(1).numpy(), kept)
+def measured(setup: Setup, name: str, tally: Tally, ids: Tensor) -> dict[str, Measured]:
+    """The protocol's metrics of scores of the clients `ids` [C] on the set `name`; none where no scores were kept."""
+    if tally.outputs is None:
+        return {}
+    own, scored = name.removeprefix(TRAINED), setup.scored
+    if own == COMMON:  # which is scored in every kind's view of the samples
+        labels = [np.tile(scored.labels("global", 0), len(setup.kinds))]
+    else:
+        labels = [scored.labels(own, client) for client in ids.tolist()]
+    tested = [y if total else y[:0] for y, total in zip(labels, tally.total, strict=True)]
+    outputs = [each[: len(y)] for each, y in zip(tally.outputs, tested, strict=True)]
+    return measure(setup.protocol.of_scores, outputs, tested)
 
 
 @torch.no_grad()
@@ -89,16 +102,19 @@ def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
     Raises:
         Diverged: its scores are not finite.
     """
-    correct, total = (torch.zeros(1, setup.counted, dtype=torch.float64) for _ in range(2))
-    calibration = setup.protocol.test.calibration
+    correct, total = (torch.zeros(1, setup.task.classes, dtype=torch.float64) for _ in range(2))
+    kept = []
     for kind in setup.kinds:
         for indices in kind.federation.global_test.split(COMMON_BATCH):
             x, y = kind.federation.gather(indices)
-            counts = count_correct(kind.task.apply(model, x), y, kind.task.classes, calibration=calibration)
+            scores = kind.task.apply(model, x)
+            counts = count_correct(scores, y, kind.task.classes)
             correct, total = (one + each.cpu() for one, each in zip((correct, total), counts, strict=True))
+            kept += [scores.cpu()] if setup.keeps_scores else []
     if total.isnan().any():
         raise diverged(clock.round, "the server", "the global model's scores are")
-    return tally(correct, total, setup.task.classes)
+    outputs = torch.cat(kept).unsqueeze(0).numpy() if kept else None
+    return Tally(correct.sum(1).numpy(), total.sum(1).numpy(), outputs)
 
 
 def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int) -> dict[str, Tally]:
@@ -106,7 +122,7 @@ def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, 
     merged: dict[str, Tally] = {}
     for name, tally in fresh.items():
         parts = {part: getattr(tally, part) for part in PARTS if getattr(tally, part) is not None}
-        places = {part: np.zeros((clients, *values.shape[1:])) for part, values in parts.items()}
+        places = {part: np.zeros((clients, *each.shape[1:]), each.dtype) for part, each in parts.items()}
         for part, values in parts.items():
             places[part][ids.numpy()] = values
         merged[name] = Tally(**places).or_else(known[name]) if name in known else Tally(**places)
@@ -412,7 +428,8 @@ class Simulation:
                 for ids in scored_together(setup, state)
             ]
             counts = {
-                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts])) for name in sets
+                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
+                for name in parts[0]
             }
             scores = tallies(setup, counts, setup.everyone)
             if setup.protocol.test.whole and sets != (VALIDATION,):
@@ -422,7 +439,12 @@ class Simulation:
         return scores
 
     def _record(self, state: State, scores: dict[str, Tally], loss: float) -> None:
-        record = Record(state.round, scores, state.bytes_up, state.bytes_down, dict(state.seconds), loss)
+        with self.timed(state.seconds, "evaluate"):
+            everyone = self.setup.everyone
+            measures = {name: measured(self.setup, name, tally, everyone) for name, tally in scores.items()}
+        counts = {name: replace(tally, outputs=None) for name, tally in scores.items()}
+        spent = dict(state.seconds)
+        record = Record(state.round, counts, state.bytes_up, state.bytes_down, spent, loss, measures)
         state.history.add(record)
         if state.trained:
             self._keep_sources(state)

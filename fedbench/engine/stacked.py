@@ -612,24 +612,33 @@ class StackedTrainer(Engine):
         for name in score:
             if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
                 model = {k: leaf[:1] for k, leaf in models.items()}
-                correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
+                (correct, total), scores = self._count_on([torch.cat(self.setup.scored.parts)], model)
                 classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
-                more = self.setup.counted - self.setup.task.classes  # which count for all
-                classes = sent(torch.nn.functional.pad(classes, (0, more), value=True), correct.device)
+                classes = sent(classes, correct.device)
                 # Not a product: what is left out may be nan.
                 counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
+                scores = [each.expand(len(chunk.ids), *each.shape[1:]) for each in scores]
             else:
-                counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
+                samples = [self.setup.scored.indices(name, i) for i in chunk.ids]
+                counts[name], scores = self._count_on(samples, models)
+            if self.setup.keeps_scores:
+                shape, data = (len(chunk.ids), 0, self.setup.task.classes), self.setup.federation
+                whole = torch.cat([torch.zeros(shape, dtype=data.dtype, device=data.device), *scores], 1)
+                counts[trainer.outputs_of(name)] = trainer.as_outputs(whole, self.setup.scored.most(name))
         return counts
 
-    def _count_on(self, samples: Sequence[Tensor], models: Tree) -> Counted:
-        """Counts of `models` [C, ...], each on the samples of its own list of indices."""
+    def _count_on(self, samples: Sequence[Tensor], models: Tree) -> tuple[Counted, list[Tensor]]:
+        """Counts of `models` [C, ...], each on the samples of its own list of indices.
+
+        And, where they are kept, the scores of every block of them [C, w, K], 0 for those that a list has not.
+        """
         task, federation, method = self.setup.task, self.setup.federation, self.setup.method
         indices, mask = padded(samples)
-        shape = (len(samples), self.setup.counted)
+        shape = (len(samples), task.classes)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
+        kept: list[Tensor] = []
         if not indices.numel():
-            return correct, total
+            return (correct, total), kept
         width = max(1, EVALUATION_SAMPLES // len(samples))
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)
@@ -637,13 +646,10 @@ class StackedTrainer(Engine):
             hits = scores.argmax(-1) == y
             onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
             right = (onehot & hits.unsqueeze(-1)).sum(1)
-            seen = trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
-            if self.setup.protocol.test.calibration:
-                sums = trainer.surprise(scores, y).masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
-                right, seen = trainer.with_surprise(right.double(), seen, sums)
             correct += right
-            total += seen
-        return correct, total
+            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            kept += [scores.masked_fill(~real.unsqueeze(-1), 0.0)] if self.setup.keeps_scores else []
+        return (correct, total), kept
 
 
 def _client_last(hook: Callable[[Tree, Client], Any]) -> Callable[[Client, Tree], Any]:

@@ -10,13 +10,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbench.core import trees
 from fedbench.core.errors import Diverged
 from fedbench.core.trees import Tree, fetched
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.metrics import BINS
 
 # Training that diverged: told by losses, trees and scores that are not finite, and raised for the client they are of.
 #
@@ -61,9 +61,20 @@ def check_scores(completed: int, ids: Tensor, totals: Sequence[Tensor]) -> None:
 
 
 # (correct, total) by true class, each float64 [K], or [C, K] of several clients; nan where scores are not finite.
-# With protocol.test.calibration longer: see `with_surprise`.
 Counted = tuple[Tensor, Tensor]
-Counts = dict[str, Counted]  # by test set
+# By test set. Where a metric needs the scores of each sample, also (these [n, K] or [C, n, K], nothing) by `outputs_of`
+# the set: n is the largest number of samples that a client has in it, and what is beyond its own is 0.
+Counts = dict[str, Counted]
+
+
+def outputs_of(name: str) -> str:
+    """The name of a set's scores among counts."""
+    return f"outputs/{name}"
+
+
+def as_outputs(scores: Tensor, most: int) -> Counted:
+    """Scores [..., n, K] as the entry of `Counts`, with room for `most` samples."""
+    return functional.pad(scores, (0, 0, 0, most - scores.shape[-2])), scores.new_zeros(*scores.shape[:-2], 0)
 
 
 @dataclass(frozen=True)
@@ -170,38 +181,16 @@ def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
     return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(like)}
 
 
-def surprise(scores: Tensor, labels: Tensor) -> Tensor:
-    """What samples with `scores` [..., K] and `labels` [...] add to a model's calibration, float64 [..., 1 + BINS].
-
-    -log p of the label; and in the place of its confidence's bin, 1 if it is right less this confidence. Probabilities
-    are the softmax of the scores, the confidence is that of the first class (see metrics.BINS).
-    """
-    logs = scores.double().log_softmax(-1)
-    top = scores.argmax(-1, keepdim=True)
-    confidence = logs.gather(-1, top).exp()
-    place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    gaps = torch.zeros(*labels.shape, BINS, dtype=torch.float64, device=scores.device)
-    gaps.scatter_(-1, place, (top == labels.unsqueeze(-1)).double() - confidence)
-    return torch.cat([-logs.gather(-1, labels.unsqueeze(-1)), gaps], -1)
-
-
-def count_correct(scores: Tensor, labels: Tensor, classes: int, *, calibration: bool = False) -> Counted:
+def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B].
 
-    The total is nan in a class of which a sample's scores are not finite. With `calibration` both are longer, and
-    behind the correct ones stands the sum of `surprise`.
+    The total is nan in a class of which a sample's scores are not finite.
     """
     kinds = 2 * labels + (scores.argmax(dim=-1) == labels)
     counts = torch.zeros(2 * classes, dtype=torch.float64, device=labels.device)
     # Not bincount, for which a GPU makes the host wait.
     counts = counts.index_add_(0, kinds, samples(scores)).view(classes, 2)
-    correct, total = counts[:, 1], counts.sum(1)
-    return with_surprise(correct, total, surprise(scores, labels).sum(0)) if calibration else (correct, total)
-
-
-def with_surprise(correct: Tensor, total: Tensor, sums: Tensor) -> Counted:
-    """Counts [..., K] and the sums of `surprise` as counts [..., K + 1 + BINS]."""
-    return torch.cat([correct, sums], -1), torch.cat([total, torch.zeros_like(sums)], -1)
+    return counts[:, 1], counts.sum(1)
 
 
 def by_kind(setup: Setup, engines: Sequence[Engine]) -> Trainer:

@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.multiprocessing as torch_multiprocessing
 from torch import Tensor
@@ -227,7 +227,7 @@ def serve(link: Connection, setup: Setup) -> None:
 def _one(
     trainer: LoopedTrainer, order: WorkOrder, index: int, leaves: dict[str, Tree], known: SharedScores
 ) -> tuple[float, Any]:
-    """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
+    """Train or score one row; trees go to the shared buffers, numbers are returned (as arrays)."""
     row, client = order.rows[index], order.ids[index]
     message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
     memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
@@ -242,15 +242,15 @@ def _one(
     return float(outcome.loss), _plain({name: (a[0], b[0]) for name, (a, b) in outcome.counts.items()})
 
 
-def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
-    return {name: (a.tolist(), b.tolist()) for name, (a, b) in counts.items()}
+def _plain(counts: Counts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {name: (a.numpy(), b.numpy()) for name, (a, b) in counts.items()}
 
 
 def unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
     """(loss, counts) of a row, from the numbers that a process answers with."""
     loss, counts = result
-    float64 = partial(torch.tensor, dtype=torch.float64)
-    return float64(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
+    tensors = {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in counts.items()}
+    return torch.tensor(loss, dtype=torch.float64), tensors
 
 
 class WorkersTrainer(Engine):

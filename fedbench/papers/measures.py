@@ -12,8 +12,13 @@ from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.metrics import improvement
 from fedbench.runs.run import FAMILIES, NUMBERS, Run, reaches
+from fedbench.sample_metrics import METRICS
 
 WORDS = {  # columns of a result row, for a reader
+    **{name: f"{metric.words}, mean over clients" for name, metric in METRICS.items()},
+    **{f"{name}_pooled": f"{metric.words}, of all clients' samples together" for name, metric in METRICS.items()},
+    **{f"ipr_{name}": f"share of the clients that gain on Local by {name}, percent" for name in METRICS},
+    **{f"rsd_{name}": f"standard deviation of the clients' gains over Local by {name}" for name in METRICS},
     "score": "accuracy by the protocol's rule, percent",
     "acc": "mean of the clients' accuracies, percent",
     "ipr": "share of the clients that gain on Local, percent",
@@ -24,8 +29,8 @@ WORDS = {  # columns of a result row, for a reader
     "macs": "multiplications with additions of a forward pass",
 }
 PATTERNS = {
-    "nll_on_": "negative log-likelihood on the {} test set",
-    "ece_on_": "expected calibration error on the {} test set, percent",
+    **{f"{name}_on_": f"{metric.words} on the {{}} test set" for name, metric in METRICS.items()},
+    **{f"{name}_unseen_": f"{metric.words} of clients that no round met, {{}}" for name, metric in METRICS.items()},
     "acc_on_": "accuracy on the {} test set, percent",
     "acc_of_": "accuracy of the clients of kind {}, percent",
     "acc_unseen_": "accuracy of clients that no round met, percent, {}",
@@ -75,7 +80,7 @@ class Result(Measure):
 
     @property
     def reads_local(self) -> bool:
-        return self.column in ("ipr", "rsd")
+        return self.column.partition("_")[0] in ("ipr", "rsd")
 
     @property
     def words(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
+from fedbench.config.schema import ACCURACY
 from fedbench.core.errors import CheckpointError, FedbenchError, Stale
 from fedbench.core.files import as_csv, as_json, as_npz, wait_while_in_use, write_text
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
@@ -31,7 +33,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.trial import check_cuts, check_hooks
-from fedbench.metrics import Floats, fairness
+from fedbench.metrics import Floats, Measured, fairness
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
@@ -50,7 +52,8 @@ from fedbench.runs.folder import (
     files_of,
 )
 from fedbench.runs.progress import Progress
-from fedbench.runs.run import Reading, Run, client_rows, summarise
+from fedbench.runs.run import Reading, Run, client_rows, gain_columns, gains_of, summarise
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -403,7 +406,7 @@ def write(
     setup: Setup,
     partition: Partition,
     state: State,
-    local: Floats | None,
+    local: Mapping[str, Floats],
     local_key: str,
     unseen: Unseen,
     names: Sequence[str],
@@ -413,7 +416,8 @@ def write(
     folder.write_history(state.history, unseen.tallies)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     kinds = _kinds(run, setup)
-    clients = client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds)
+    alone = local.get(ACCURACY)
+    clients = client_rows(state.history, reading, sizes=sizes, local=alone, local_measures=local, kinds=kinds)
     folder.write(CLIENTS, as_csv(named(clients, names)))
     method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
@@ -429,7 +433,8 @@ def write(
         state.history,
         reading,
         partition_hash=partition.hash,
-        local=local,
+        local=alone,
+        local_measures=local,
         local_key=local_key,
         kinds=kinds,
         prepared=state.prepared,
@@ -444,6 +449,9 @@ def write(
     if run.protocol.unseen:
         row |= {"unseen": run.protocol.unseen, "unseen_note": unseen.note}
         row |= {f"acc_unseen_{name}": 100 * each[row["test_set"]].mean() for name, each in unseen.tallies.items()}
+        for moment, sets in unseen.measures.items():
+            for name, each in sets[row["test_set"]].items():
+                row[f"{name}_unseen_{moment}"] = METRICS[name].unit * each.mean()
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()
 
@@ -454,14 +462,14 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
     return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
 
 
-def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
-    """Return (accuracies [N], key) of the Local run that `run` is compared with, trained if missing.
+def local_reference(run: RunConfig) -> tuple[dict[str, Floats], str]:
+    """Return (values [N] by metric, key) of the Local run that `run` is compared with, trained if missing.
 
-    (None, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
+    ({}, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
     others wait, and one of them goes on if it dies.
     """
     if run.local is None:
-        return None, ""
+        return {}, ""
     reference, folder = run.local, folder_of(run.local)
 
     def make() -> None:
@@ -469,7 +477,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
             execute(reference, purpose=REFERENCE)
 
     wait_while_in_use(make, stop_if_asked)
-    return folder.accuracies(), folder.key
+    return {ACCURACY: folder.accuracies(), **folder.measures()}, folder.key
 
 
 def is_compared(run: RunConfig, folder: RunFolder) -> bool:
@@ -482,16 +490,20 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     if is_compared(run, folder):
         return folder.result()
     local, key = local_reference(run)
-    assert local is not None  # as `run.local` is there
     with folder:  # which another process may have held until it had compared the run
         if is_compared(run, folder):
             return folder.result()
-        fair = fairness(folder.accuracies(), local)
-        clients = [
-            {**row, "acc_local": 100 * float(own), "gain": float(gain)}
-            for row, own, gain in zip(Run(folder.path).client_rows, local, fair.gains, strict=True)
-        ]
+        fair = fairness(folder.accuracies(), local[ACCURACY])
+        columns = {"acc_local": 100 * local[ACCURACY], "gain": fair.gains}
         row = {**folder.result(), "ipr": fair.ipr, "rsd": fair.rsd, "local_key": key, "clients_ipr": fair.clients}
+        own = {name: Measured(values, math.nan) for name, values in folder.measures().items()}
+        for name, gained in gains_of(own, local).items():
+            columns |= {f"{name}_local": METRICS[name].unit * local[name], f"{name}_gain": gained.gains}
+            row |= gain_columns(name, gained)
+        clients = [
+            {**client, **{name: float(values[index]) for name, values in columns.items()}}
+            for index, client in enumerate(Run(folder.path).client_rows)
+        ]
         files_of(folder.path).write({CLIENTS: as_csv(clients), RESULT: as_json(row)})
     return folder.result()
 

@@ -33,6 +33,7 @@ from fedbench.core.files import (
 from fedbench.engine.history import History, Labels
 from fedbench.metrics import Tally
 from fedbench.runs.fingerprint import changed
+from fedbench.sample_metrics import METRICS, known
 
 if TYPE_CHECKING:
     import torch
@@ -247,6 +248,18 @@ class RunFolder:
         if self.data and row.get("data", self.data) != self.data:
             raise FedbenchError(f"{self.path} was made with other samples; delete the folder to run with these")
         return row
+
+    def measures(self) -> dict[str, NDArray[np.float64]]:
+        """The metrics of scores [N] of a finished run, as fractions: what Local lends to IPR and RSD by them.
+
+        Raises:
+            Damaged: clients.csv or result.json is not as it was written.
+        """
+        rows = numeric_rows(files_of(self.path), CLIENTS, "acc")
+        return {
+            name: np.array([float(row[name] or "nan") for row in rows], dtype=np.float64) / METRICS[name].unit
+            for name in known(rows[0])
+        }
 
     def environment(self) -> dict[str, Any]:
         """What a finished run was made with and on; empty for a study, and before the end."""

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
+from fedbench.sample_metrics import METRICS, known
 
 STALE = "‡"  # beside what other code than today's made
 
@@ -96,10 +97,20 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
-LOWER_IS_BETTER = ("rsd",)
-COUNTED = {"clients": "Acc", "clients_ipr": "IPR"}  # column of a row -> the mean whose clients it counts
+LOWER_IS_BETTER = ("rsd", *(name for name, metric in METRICS.items() if metric.lower_is_better))
+COUNTED = {  # column of a row -> the mean whose clients it counts
+    "clients": "Acc",
+    "clients_ipr": "IPR",
+    **{f"clients_{name}": metric.heading.removesuffix(" %") for name, metric in METRICS.items()},
+}
 ON = "clients_on_"  # the same for a set's mean
 SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
+
+
+def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return `columns` (row key -> heading), and those of the metrics of scores that a row has."""
+    found = {name for row in rows for name in known(row)}
+    return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}}
 
 
 def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
@@ -132,7 +143,7 @@ def result_line(result: Mapping[str, Any]) -> str:
     name = ", ".join(str(result[key]) for key in ("method", "variant") if result.get(key))
     known = [
         f"{heading} {decimals(result.get(key))}"
-        for key, heading in COLUMNS.items()
+        for key, heading in headings([result], COLUMNS).items()
         if number(result.get(key)) is not None
     ]
     return f"{name}, seed {result['seed']}: {', '.join(known)}"
@@ -147,8 +158,9 @@ def run_table(result: Mapping[str, Any]) -> Table:
     table.add_row("clients", str(result.get("of_clients") or result.get("clients") or "-"))
     for mean, count in over_fewer([result]).items():
         table.add_row(f"{mean} is over", count)
-    for name, heading in COLUMNS.items():
-        table.add_row(heading, decimals(result.get(name)))
+    for name, heading in headings([result], COLUMNS).items():
+        pooled = number(result.get(f"{name}_pooled")) if name in METRICS else None
+        table.add_row(heading, decimals(result.get(name)) + ("" if pooled is None else f" ({pooled:.2f} pooled)"))
     scored = SCORED.get(str(result.get("scored")), "")  # rows of earlier versions do not say it
     table.add_row("read at", f"{result['report']}, {result['test_set']} test set{scored}")
     for way in ("up", "down"):
@@ -174,16 +186,16 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     groups = _grouped(list(unique.values()), GROUP)
     pooled = any(row.get("average") == "pooled" for row in rows)  # else it is not what the protocol reports
-    shown = {name: heading for name, heading in COMPARED.items() if pooled or name != "acc_pooled"}
+    shown = headings(rows, {name: each for name, each in COMPARED.items() if pooled or name != "acc_pooled"})
     sections = {where: _lines(section, [*shown]) for where, section in groups.items()}
-    headings = ["method", "seeds", *shown.values(), "MB", "s"]
-    every = [headings, *(list(map(str, line)) for lines in sections.values() for line in lines)]
+    titles = ["method", "seeds", *shown.values(), "MB", "s"]
+    every = [titles, *(list(map(str, line)) for lines in sections.values() for line in lines)]
     wide = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*every, strict=True)]
     padding = (0, 1) if sum(wide) + 3 * len(wide) < width else (0, 0)
     parts: list[Text | Table] = []
     for where, lines in (sections or {(): []}).items():
         table = Table(padding=padding)
-        for i, heading in enumerate(headings):
+        for i, heading in enumerate(titles):
             table.add_column(heading, justify="right" if i else "left", min_width=wide[i], no_wrap=i > 0)
         for line in lines:
             table.add_row(*line)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.engine.history import COMMON, VALIDATION, History, Labels, seconds_columns
+from fedbench.engine.history import COMMON, VALIDATION, History, Labels, measured_columns, seconds_columns
 from fedbench.metrics import (
     RULES,
+    Fairness,
     Floats,
+    Measured,
     Reported,
     TimeToAccuracy,
     by_size,
@@ -45,7 +48,8 @@ from fedbench.runs.folder import (
     finished_below,
     numeric_rows,
 )
-from fedbench.runs.progress import COLUMNS, decimals, human_bytes, human_seconds
+from fedbench.runs.progress import COLUMNS, decimals, headings, human_bytes, human_seconds
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +207,7 @@ class Run:
         seconds = row.get("seconds_total")
         return [
             *((name, str(row[name])) for name in SHOWN),
-            *((heading, decimals(row.get(name))) for name, heading in COLUMNS.items()),
+            *((heading, decimals(row.get(name))) for name, heading in headings([row], COLUMNS).items()),
             ("traffic up, down", f"{human_bytes(row['bytes_up'])}, {human_bytes(row['bytes_down'])}"),
             *([("time", human_seconds(seconds))] if seconds is not None else []),
             ("folder", str(self.folder)),
@@ -384,6 +388,7 @@ def summarise(
     *,
     partition_hash: str,
     local: Floats | None = None,
+    local_measures: Mapping[str, Floats] = MappingProxyType({}),
     local_key: str = "",
     kinds: Sequence[str] = (),
     prepared: tuple[int, int] = (0, 0),
@@ -397,6 +402,8 @@ def summarise(
     that applies; acc_of_<kind> is `acc` over the clients of a kind. `report_first`, `report_last` are the first and
     last round used. Of `of_clients`, `clients` have an accuracy in `acc`, clients_on_<set> in acc_on_<set>, and
     `clients_ipr` a gain in `ipr` and `rsd`: without a test sample, or a model of the kind that is scored, one has none.
+    A metric of scores has the columns <metric>, <metric>_pooled, <metric>_on_<set> (and _pooled), clients_<metric>, for
+    whom it is defined, ipr_<metric> and rsd_<metric>.
 
     Args:
         labels: names of the run.
@@ -405,6 +412,7 @@ def summarise(
         reading: how the protocol reads numbers off.
         partition_hash: hash of the partition.
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
+        local_measures: the same of the metrics of scores, for ipr_<metric> and rsd_<metric>.
         local_key: key of that Local run.
         kinds: of each client; none where all are alike.
         prepared: bytes up and down of all those sent that the method's preparation took.
@@ -440,13 +448,16 @@ def summarise(
         "local_key": local_key,
         "clients_ipr": None if fair is None else fair.clients,
     }
+    gains = gains_of(reported.measures, local_measures)
+    for name, each in reported.measures.items():
+        row |= {name: METRICS[name].unit * each.mean(), f"{name}_pooled": METRICS[name].unit * each.pooled}
+        row |= {f"clients_{name}": each.defined, **gain_columns(name, gains.get(name))}
     validated = (VALIDATION,) if history.having(VALIDATION) else ()
     for test_set in (*history.test_sets(), *validated):
         found = reading.of(history, test_set)
         row |= _accuracies(f"acc_on_{test_set}", found)
         row |= {} if test_set == COMMON else {f"clients_on_{test_set}": found.tally.scored}
-        measured = found.tally.calibrations()
-        row |= {f"{measure}_on_{test_set}": value for measure, value in measured.items()}
+        row |= measured_columns(test_set, found.measures)
     for rule in RULES:
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))
@@ -468,8 +479,12 @@ NUMBERS = (  # those that are numbers; of the families, what comes after depends
     *("score", "acc", "acc_pooled", "ipr", "rsd", "bytes_up", "bytes_down", "bytes_up_prepare", "bytes_down_prepare"),
     *(f"acc_{rule}{way}" for rule in RULES for way in ("", "_pooled")),
     "unseen",
+    *(each for name in METRICS for each in (name, f"{name}_pooled", f"clients_{name}", f"ipr_{name}", f"rsd_{name}")),
 )
-FAMILIES = ("acc_on_", "acc_of_", "acc_unseen_", "clients_on_", "nll_on_", "ece_on_", "seconds_")
+FAMILIES = (
+    *("acc_on_", "acc_of_", "acc_unseen_", "clients_on_", "seconds_"),
+    *(f"{name}{family}" for name in METRICS for family in ("_on_", "_unseen_")),
+)
 
 
 def client_rows(
@@ -478,11 +493,13 @@ def client_rows(
     *,
     sizes: Mapping[str, Sequence[int] | NDArray[np.int64]],
     local: Floats | None = None,
+    local_measures: Mapping[str, Floats] = MappingProxyType({}),
     kinds: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """One row a client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
 
-    And the number of its kind, where there are several (`kinds` [N]).
+    The same of each metric of scores: <metric>, <metric>_local, and <metric>_gain, which is positive where the client
+    is better than alone. And the number of its kind, where there are several (`kinds` [N]).
 
     `round` is the (last) round used; clients differ in it when each has its own best-validation round.
     """
@@ -490,6 +507,13 @@ def client_rows(
     accuracy = reported.tally.accuracy()
     reference = np.full_like(accuracy, np.nan) if local is None else local
     gains = fairness(accuracy, reference).gains
+    gained = gains_of(reported.measures, local_measures)
+    nothing = np.full_like(accuracy, np.nan)
+    measures: dict[str, Floats] = {}
+    for name, each in reported.measures.items():
+        unit, fair = METRICS[name].unit, gained.get(name)
+        measures |= {name: unit * each.clients, f"{name}_local": unit * local_measures.get(name, nothing)}
+        measures[f"{name}_gain"] = nothing if fair is None else fair.gains
     order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return [
         {"client": index}
@@ -501,8 +525,26 @@ def client_rows(
             "acc_local": 100 * float(reference[index]),
             "gain": float(gains[index]),
         }
+        | {name: float(values[index]) for name, values in measures.items()}
         for index in range(len(accuracy))
     ]
+
+
+def gains_of(measures: Mapping[str, Measured], local: Mapping[str, Floats]) -> dict[str, Fairness]:
+    """IPR, RSD and gains by each metric of scores that `local` has the clients' values [N] of, more always better."""
+    found = {}
+    for name in [name for name in measures if name in local]:
+        sign = -1.0 if METRICS[name].lower_is_better else 1.0
+        found[name] = fairness(sign * measures[name].clients, sign * local[name], unit=METRICS[name].unit)
+    return found
+
+
+def gain_columns(name: str, fair: Fairness | None) -> dict[str, float]:
+    """The columns of a row for what a metric gained on Local."""
+    return {
+        f"ipr_{name}": math.nan if fair is None else fair.ipr,
+        f"rsd_{name}": math.nan if fair is None else fair.rsd,
+    }
 
 
 def _accuracies(name: str, reported: Reported) -> dict[str, float]:

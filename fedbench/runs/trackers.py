@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 
 from fedbench.core.files import short_name
 from fedbench.engine.history import Labels, Observer, Record, record_row
-from fedbench.runs.progress import COLUMNS, number, title
+from fedbench.runs.progress import COLUMNS, headings, number, title
 from fedbench.runs.run import flat
 
 log = logging.getLogger("fedbench")
@@ -64,7 +64,7 @@ class Tracker(Observer):
 
     def summarise(self, result: Mapping[str, Any]) -> None:
         """The result row; of numbers those of a closing table."""
-        for name in COLUMNS:
+        for name in headings([result], COLUMNS):
             if (known := number(result.get(name))) is not None:
                 self.scalar(name, known)
 

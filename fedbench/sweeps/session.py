@@ -19,6 +19,7 @@ from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, replacing, setting_name, write_text
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
+from fedbench.sample_metrics import known
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome, launch, say
 
@@ -313,7 +314,8 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    metrics = [name for name in dict.fromkeys((*METRICS, y)) if name in runs.columns]
+    scores = [each for name in known(runs.columns) for each in (name, f"{name}_pooled", f"ipr_{name}", f"rsd_{name}")]
+    metrics = [name for name in dict.fromkeys((*METRICS, *scores, y)) if name in runs.columns]
     lines: list[dict[str, Any]] = []
     groups = runs.groupby(list(keys), sort=False, dropna=False) if keys else [((), runs)]
     for values, group in groups:

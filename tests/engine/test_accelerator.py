@@ -118,7 +118,7 @@ def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkey
         "protocol.unseen=1",
         "protocol.local.epochs=1",
     ]
-    chosen += ["protocol.test.val_fraction=0.2", "protocol.test.calibration=true", "protocol.optimizer.state=kept"]
+    chosen += ["protocol.test.val_fraction=0.2", "protocol.metrics=[auroc,nll]", "protocol.optimizer.state=kept"]
     chosen += ["checkpoint.rounds=1", "save_models=true"]
     recorded = {"cka", "model_cosine", "update_cosine", "similarity"} if preset in ("fedavg", "pfedgraph") else set()
     chosen += [f"record=[{','.join(recorded)}]"]

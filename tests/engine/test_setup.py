@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config.schema import OptimizerConfig, TestConfig
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError, Diverged
@@ -76,12 +76,6 @@ def test_clients_of_kinds_by_hand() -> None:
     assert not {"fedsac", "fedamp", "kmeans"} & set(able)
     check_kinds(FedSaC(), 1)
     check_kinds(FedAvg(), 2)
-
-
-@pytest.mark.parametrize("calibration", [True, False])
-def test_counts_have_an_entry_a_class_and_those_of_calibration(calibration: bool) -> None:
-    chosen = setup(FedAvg(), test=TestConfig(calibration=calibration))
-    assert chosen.counted == (4 + 1 + 15 if calibration else 4)
 
 
 def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:
@@ -302,7 +296,7 @@ def test_the_first_client_with_anything_that_is_not_finite_is_told() -> None:
             trainer.check_scores(4, torch.tensor([8, 7, 9]), totals)
     assert trainer.samples(torch.tensor([[1.0, NAN], [1.0, 2.0], [INF, INF]])).isnan().tolist() == [True, False, True]
     scores = torch.tensor([[1.0, 0.0], [NAN, NAN], [3.0, NAN]])
-    correct, total = trainer.count_correct(scores, torch.tensor([0, 1, 1]), 2, calibration=True)
+    correct, total = trainer.count_correct(scores, torch.tensor([0, 1, 1]), 2)
     assert (float(total[0]), float(correct[0])) == (1, 1)
     assert total[1].isnan()
 

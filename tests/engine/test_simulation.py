@@ -25,7 +25,7 @@ from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
-from fedbench.metrics import Tally
+from fedbench.metrics import Measured, Tally
 from fedbench.models.task import Task
 from fedbench.testing.checks import everything
 from tests.engine.toys import trainers
@@ -296,24 +296,19 @@ def test_clients_are_scored_so_many_at_once(
 
 
 def test_counts_of_clients_become_tallies_by_hand() -> None:
-    correct, total = (
-        torch.tensor([[1.0, 2, 7, 1, -3], [0, 4, 5, 2, -1]]),
-        torch.tensor([[2.0, 2, 0, 0, 0], [1, 4, 0, 0, 0]]),
-    )
-    plain, more = states.tally(correct[:, :2], total[:, :2], 2), states.tally(correct, total, 2)
-    for each in (plain, more):
-        assert (each.correct.tolist(), each.total.tolist()) == ([3, 4], [4, 5])
-    assert plain.calibration is None
-    assert more.calibration is not None
-    assert more.calibration.tolist() == [[7, 4], [5, 3]]
-    known = {"a": Tally(np.array([1.0, 2, 3]), np.array([4.0, 4, 4]), np.array([[1.0, 2], [3, 4], [5, 6]]))}
-    fresh = {"a": Tally(np.array([0.0]), np.array([6.0]), np.array([[7.0, 8]])), "b": plain}
-    found = states.latest(known, {"a": fresh["a"]}, torch.tensor([1]), 3)["a"]
+    chosen = setup(FedAvg(), federation((3, 4)))
+    counts = torch.tensor([[1.0, 2, 0, 0], [0, 4, 0, 0]]), torch.tensor([[2.0, 2, 0, 0], [1, 4, 0, 0]])
+    plain = states.tallies(chosen, {"local": counts}, torch.arange(2))["local"]
+    assert (plain.correct.tolist(), plain.total.tolist(), plain.outputs) == ([3, 4], [4, 5], None)
+    scores = np.array([[[1.0, 2]], [[3, 4]], [[5, 6]]])
+    known = {"a": Tally(np.array([1.0, 2, 3]), np.array([4.0, 4, 4]), scores)}
+    fresh = {"a": Tally(np.array([0.0]), np.array([6.0]), np.array([[[7.0, 8]]]))}
+    found = states.latest(known, fresh, torch.tensor([1]), 3)["a"]
     assert (found.correct.tolist(), found.total.tolist()) == ([1, 0, 3], [4, 6, 4])
-    assert found.calibration is not None
-    assert found.calibration.tolist() == [[1, 2], [7, 8], [5, 6]]
+    assert found.outputs is not None
+    assert found.outputs.tolist() == [[[1, 2]], [[7, 8]], [[5, 6]]]
     first = states.latest({}, {"b": plain}, torch.tensor([2, 0]), 3)["b"]
-    assert (first.correct.tolist(), first.total.tolist(), first.calibration) == ([4, 0, 3], [5, 0, 4], None)
+    assert (first.correct.tolist(), first.total.tolist(), first.outputs) == ([4, 0, 3], [5, 0, 4], None)
     both = states.competing({"b": first}, {"b": Tally(np.array([9.0, 8, 7]), np.array([9.0, 9, 9]))})
     assert {name: each.correct.tolist() for name, each in both.items()} == {"trained_b": [4, 8, 3]}
 
@@ -323,10 +318,12 @@ def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None
     memory, optimizers = ({"m": torch.arange(3.0)}, {"o": torch.ones(1, 2).expand(3, 2)})
     state = State(
         {"w": torch.ones(2)}, ClientMemory(memory, 3, cpu), ClientMemory(optimizers, 3, cpu), 4, 5, 6, (2, 1),
-        {"train": 0.5, "prepare": 7.0}, {"local": Tally(np.array([1.0]), np.array([2.0]), np.array([[3.0, 4.0]]))},
+        {"train": 0.5, "prepare": 7.0}, {"local": Tally(np.array([1.0]), np.array([2.0]), np.array([[[3.0, 4.0]]]))},
         {"W": np.eye(2)},
     )  # fmt: skip
-    state.history.add(Record(4, state.scores, 5, 6, {"train": 0.5}, 0.25))
+    measures = {"local": {"auroc": Measured(np.array([0.75]), 0.5)}}
+    counted = {"local": Tally(np.array([1.0]), np.array([2.0]))}
+    state.history.add(Record(4, counted, 5, 6, {"train": 0.5}, 0.25, measures))
     states.save_state(tmp_path / "state", state, "key")
     found = states.load_state(tmp_path / "state", "key", cpu)
     for name in ("round", "bytes_up", "bytes_down", "prepared", "seconds"):
@@ -336,7 +333,7 @@ def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None
         "memory/m": [0, 1, 2],
     }
     assert found.optimizers["o"].tolist() == [[1, 1]] * 3
-    for part in ("correct", "total", "calibration"):
+    for part in ("correct", "total", "outputs"):
         assert getattr(found.scores["local"], part).tolist() == getattr(state.scores["local"], part).tolist()
     assert found.arrays["W"].tolist() == [[1, 0], [0, 1]]
     assert found.history.rows() == state.history.rows()

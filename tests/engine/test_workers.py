@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,7 +158,9 @@ def test_an_interrupt_ends_the_processes() -> None:
 
 
 def test_what_workers_count_is_float64_as_elsewhere() -> None:
-    assert unplain((0.5, {"local": ([1.0], [2.0])}))[1]["local"][0].dtype == torch.float64
+    counted = {"local": (np.array([1.0]), np.array([2.0]))}
+    loss, counts = unplain((0.5, counted))
+    assert {loss.dtype, *(each.dtype for each in counts["local"])} == {torch.float64}
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("why"), Diverged("round 3, client 7")])
@@ -219,7 +222,7 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     assert told == [*((number, signal.SIG_IGN) for number in ends), 1]
     assert scored == [len(chosen.federation.global_test)] * 2, "once a call"
-    first, second, third = ([counts for _, counts in answer] for _, answer in link.replies)
+    first, second, third = ([listed(counts) for _, counts in answer] for _, answer in link.replies)
     assert first[0] == first[1] == second[0]
     looped = LoopedTrainer(chosen)
     for found, model in ((first, old), (third, new)):
@@ -257,13 +260,13 @@ def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_onc
     order = WorkOrder("evaluate", list(range(5)), clients, CLOCK, ("global",), 1)
     link = Link(("message", message), ("memory", memory), ("order", order))
     serve(link, chosen)  # type: ignore[arg-type]
-    found = [counts["global"] for _, counts in link.replies[0][1]]
+    found = [listed(counts)["global"] for _, counts in link.replies[0][1]]
     looped = LoopedTrainer(chosen)
     for row, client in enumerate(clients):
         held = {**model, "head.bias": sent["head.bias"][row] + own[row] + same}
         correct, total = looped.count(client, held, ("global",))["global"]
         assert found[row] == (correct.tolist(), total.tolist())
-    assert len({tuple(each[0]) if isinstance(each[0], list) else each[0] for each in found}) > 1
+    assert len({tuple(each[0]) for each in found}) > 1
 
 
 # What the parent does, against links that answer as they are told to.
@@ -309,7 +312,12 @@ def shared() -> Setup:
 
 
 def done(rows: list[int]) -> Any:
-    return "done", [(float(row), {"local": ([float(row)], [2.0])}) for row in rows]
+    return "done", [(float(row), {"local": (np.array([float(row)]), np.array([2.0]))}) for row in rows]
+
+
+def listed(counts: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, tuple[list[float], list[float]]]:
+    """Counts as a process answers with them, to be compared."""
+    return {name: (correct.tolist(), total.tolist()) for name, (correct, total) in counts.items()}
 
 
 def test_the_most_work_is_dealt_first_and_answers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,31 +54,25 @@ class TestTally:
             tally([1, 2], [3])
 
     def test_whole_numbers_become_float64_of_the_clients(self):
-        counts = Tally(np.array([1, 2]), np.array([2, 2]), [3, 1, 2, 4])
-        assert {each.dtype for each in (counts.correct, counts.total, counts.calibration)} == {np.dtype(np.float64)}
-        assert counts.calibration.tolist() == [[3, 1], [2, 4]]
+        counts = Tally(np.array([1, 2]), np.array([2, 2]))
+        assert {each.dtype for each in (counts.correct, counts.total)} == {np.dtype(np.float64)}
         assert len(counts) == 2
 
     def test_another_tally_fills_in_by_a_loop(self):
-        """Whatever is missing: a client's test samples here, or what was measured of calibration on either side."""
+        """Whatever is missing: a client's test samples here, or the scores on either side."""
         draw = np.random.default_rng(0)
         for _ in range(20):
             totals = [draw.integers(0, 3, 5) for _ in range(2)]
-            spread = [draw.random((5, 2)) if draw.random() < 0.7 else None for _ in totals]
+            spread = [draw.random((5, 3, 2)) if draw.random() < 0.7 else None for _ in totals]
             ours, theirs = (Tally(t * 0.5, t, s) for t, s in zip(totals, spread, strict=True))
             got = ours.or_else(theirs)
             used = [ours if ours.total[k] > 0 else theirs for k in range(5)]
             assert got.correct.tolist() == [each.correct[k] for k, each in enumerate(used)]
             assert got.total.tolist() == [each.total[k] for k, each in enumerate(used)]
             if spread[0] is None or spread[1] is None:
-                assert got.calibration is None
+                assert got.outputs is None
             else:
-                assert got.calibration.tolist() == [each.calibration[k].tolist() for k, each in enumerate(used)]
-
-    def test_calibration_is_a_mean_over_tested_clients_of_sums_per_sample(self):
-        counts = Tally(np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 4.0]), np.array([[3, 0.5], [7, 7], [2, 1]]))
-        assert counts.calibrations() == {"nll": (3 + 0.5) / 2, "ece": 100 * (0.5 + 0.25) / 2}
-        assert tally([1], [2]).calibrations() == {}
+                assert got.outputs.tolist() == [each.outputs[k].tolist() for k, each in enumerate(used)]
 
 
 class TestWeighted:

@@ -102,11 +102,6 @@ class TestReport:
         got = report("mean_last_5", [0, 0, 0], TEST[1:4])
         assert (got.tally.correct.tolist(), got.rounds.tolist()) == ([6, 8], [[0, 0]])
 
-    def test_calibration_is_reported_only_where_every_round_has_it(self):
-        spread = [Tally(each.correct, each.total, np.full((2, 2), r)) for r, each in enumerate(TEST)]
-        assert report("best_test", ROUNDS, spread).tally.calibration.tolist() == [[3, 3], [3, 3]]
-        assert report("last", ROUNDS, [*TEST[:1], *spread[1:]]).tally.calibration is None
-
     def test_a_round_that_is_better_by_just_a_tie_is_no_better(self):
         for better, best in ((1e-9, 1), (1.1e-9, 2)):
             test = [tally([0], [1]), tally([better], [1])]
@@ -186,8 +181,7 @@ def test_rules_are_loops_over_small_histories(average, per_client):
             total = draw.integers(0, 5, clients) * draw.integers(1, 9, clients)
             made.append([(draw.integers(0, total + 1), total) for _ in rounds])
         test, val = made
-        spread = draw.random((evaluations, clients, 2))
-        tallies = [Tally(c.astype(float), t.astype(float), spread[r]) for r, (c, t) in enumerate(test)]
+        tallies = [Tally(c.astype(float), t.astype(float)) for c, t in test]
         for rule in RULES:
             got = report(rule, rounds, tallies, [tally(*each) for each in val], average, per_client)
             for k in range(clients):
@@ -197,4 +191,4 @@ def test_rules_are_loops_over_small_histories(average, per_client):
                 assert got.rounds[:, k].tolist() == [rounds[r] for r in used]
                 assert got.tally.correct[k] == sum(test[r][0][k] for r in used)
                 assert got.tally.total[k] == sum(test[r][1][k] for r in used)
-                assert got.tally.calibration[k] == pytest.approx(sum(spread[r, k] for r in used))
+                assert got.places[:, k].tolist() == used

@@ -1,0 +1,127 @@
+"""Metrics of each sample's scores, by the names of `protocol.metrics`: of one client's samples, or of many clients'.
+
+Values are fractions, as accuracies are in fedbench.metrics, and the negative log-likelihood in nats; what is written is
+times `unit`. Where a metric is undefined it is nan, and its mean leaves the client out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.metrics import Floats, Measured
+
+Ints = NDArray[np.int64]
+
+BINS = 15  # of the expected calibration error
+
+
+@dataclass(frozen=True)
+class SampleMetric:
+    """A function of n > 0 samples: the log-softmax of their scores [n, K], and their labels [n]."""
+
+    of: Callable[[Floats, Ints], float]
+    heading: str  # of a column
+    words: str  # for a reader
+    unit: float = 100.0  # what 1 is written as
+    lower_is_better: bool = False
+
+
+def balanced_accuracy(logs: Floats, y: Ints) -> float:
+    """Mean recall of the classes that the samples have."""
+    from sklearn.metrics import recall_score
+
+    return float(recall_score(y, logs.argmax(1), labels=np.unique(y), average="macro", zero_division=0.0))
+
+
+def macro_f1(logs: Floats, y: Ints) -> float:
+    """Mean F1 of the classes that the samples have or are taken for; one that is never right has 0."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(y, logs.argmax(1), average="macro", zero_division=0.0))
+
+
+def auroc(logs: Floats, y: Ints) -> float:
+    """Area under the ROC curve: of each class that the samples have against the rest, their mean; nan for one class."""
+    from sklearn.metrics import roc_auc_score
+
+    return _one_against_rest(roc_auc_score, logs, y)
+
+
+def auprc(logs: Floats, y: Ints) -> float:
+    """Average precision, in the same way; of two classes that of class 1, the positive one."""
+    from sklearn.metrics import average_precision_score
+
+    return _one_against_rest(average_precision_score, logs, y, binary=True)
+
+
+def _one_against_rest(
+    area: Callable[[NDArray[np.bool_], Floats], Any], logs: Floats, y: Ints, *, binary: bool = False
+) -> float:
+    classes = np.unique(y)
+    if len(classes) < 2:
+        return float("nan")
+    chosen = [1] if binary and logs.shape[1] == 2 else classes
+    return float(np.mean([area(y == label, np.exp(logs[:, label])) for label in chosen]))
+
+
+def nll(logs: Floats, y: Ints) -> float:
+    """Negative log-likelihood in nats, a mean over samples."""
+    return float(-np.take_along_axis(logs, y[:, None], axis=1).mean())
+
+
+def ece(logs: Floats, y: Ints) -> float:
+    """Expected calibration error, Guo et al., On Calibration of Modern Neural Networks, ICML 2017, section 2.
+
+    sum_m |B_m| / n |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first
+    class's probability.
+    """
+    first = logs.argmax(1)
+    confidence = np.exp(np.take_along_axis(logs, first[:, None], axis=1)[:, 0])
+    place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    gaps = np.bincount(place, weights=(first == y) - confidence, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+METRICS = {  # as fedbench.config.schema names them
+    "balanced_acc": SampleMetric(balanced_accuracy, "bal. acc %", "balanced accuracy, percent"),
+    "macro_f1": SampleMetric(macro_f1, "macro F1 %", "macro-averaged F1, percent"),
+    "auroc": SampleMetric(auroc, "AUROC %", "area under the ROC curve, percent"),
+    "auprc": SampleMetric(auprc, "AUPRC %", "average precision, percent"),
+    "nll": SampleMetric(nll, "NLL", "negative log-likelihood", unit=1.0, lower_is_better=True),
+    "ece": SampleMetric(ece, "ECE %", "expected calibration error, percent", lower_is_better=True),
+}
+
+
+def measure(names: Sequence[str], scores: Sequence[NDArray[Any]], labels: Sequence[Ints]) -> dict[str, Measured]:
+    """Each metric of `names` by client, and of all their samples together.
+
+    Args:
+        names: of METRICS.
+        scores: [n_i, K] of each client's samples; a client may have none.
+        labels: [n_i] of the same.
+    """
+    from scipy.special import log_softmax
+
+    logs = [np.asarray(log_softmax(each.astype(np.float64), axis=1)) for each in scores]
+    pool, every = np.concatenate(logs), np.concatenate(labels)
+
+    def value(metric: SampleMetric, logs: Floats, y: Ints) -> float:
+        return metric.of(logs, y) if len(y) else float("nan")
+
+    return {
+        name: Measured(
+            np.array([value(METRICS[name], *each) for each in zip(logs, labels, strict=True)]),
+            value(METRICS[name], pool, every),
+        )
+        for name in names
+    }
+
+
+def known(columns: Container[str]) -> list[str]:
+    """The metrics among the columns of a table or row."""
+    return [name for name in METRICS if name in columns]
