@@ -232,7 +232,7 @@ class Simplex(Recorder):
 
     def fits(self, moment: RoundContext) -> None:
         """Raise ConfigError where there are no endpoints."""
-        if not trees.part(moment.server, "endpoints"):
+        if not trees.under(moment.server, "endpoints"):
             raise ConfigError("its model has no endpoints; sosicfl and its presets have")
 
     def look(self, moment: RoundContext) -> Arrays:

@@ -31,7 +31,7 @@ CLASSES, OPTIONS, CONCEPTS = 285, 78, 8
 # that the API, the loop, the execution of runs and the commands use.
 ONE_IMPORTER = """
 api data.memory engine.client_state engine.preparation engine.seeds engine.sharded engine.trial papers.estimate
-papers.execute papers.figure_arrays papers.fill papers.studies runs.trackers testing.checks
+papers.execute papers.figure_arrays papers.fill papers.studies runs.trackers testing.checks testing.dead
 """
 
 

@@ -49,6 +49,8 @@ COMPLETION = ("-sc", "--shell-completion")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the runs that the arguments describe; return the exit code."""
+    if arguments is None:
+        _read_as_utf8()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
         command = COMMANDS[given[0]]
@@ -61,6 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(before) == 1:
             print(*(name for name in COMMANDS if name.startswith(typed)), sep="\n")
     return end("python -m fedbench", given, _run)
+
+
+def _read_as_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where an argument or the folder is no text in the encoding of the locale.
+
+    As `jürgen` under LC_ALL=C with PYTHONUTF8=0, which Python could neither write into a file nor draw.
+    """
+    with suppress(FileNotFoundError):  # no folder, see `end`
+        if not sys.flags.utf8_mode and any(map(_is_no_text, (*sys.argv, str(Path.cwd())))):
+            os.environ["PYTHONUTF8"] = "1"  # and in the processes that this one starts
+            os.execv(sys.executable, sys.orig_argv)
+
+
+def _is_no_text(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # What a shell offers to complete behind a command.
@@ -187,6 +204,8 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
     try:
         with handled():
             Path.cwd()  # libraries of others end the process where there is none
+            if lost := [text for text in arguments if _is_no_text(text)]:
+                raise ConfigError(f"{lost[0]} has bytes that are no UTF-8; give the file or folder another name")
             code = command(arguments)
             sys.stdout.flush()
             return code

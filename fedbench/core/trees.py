@@ -74,7 +74,22 @@ def join(**parts: Mapping[str, Tensor]) -> Tree:
 
 
 def part(tree: Mapping[str, Tensor], name: str) -> Tree:
-    """The leaves under namespace `name`, without it: the inverse of `join`."""
+    """The leaves in namespace `name`, without it: the inverse of `join`.
+
+    Raises:
+        LookupError: there are none; see `under` for where that may be.
+    """
+    if found := under(tree, name):
+        return found
+    others = dict.fromkeys(f"'{key.partition('/')[0]}'" for key in tree if "/" in key)
+    raise LookupError(
+        f"no leaf is in the namespace '{name}'; there is {', '.join(others) or 'no namespace at all'}; "
+        "where there may be none, use trees.under"
+    )
+
+
+def under(tree: Mapping[str, Tensor], name: str) -> Tree:
+    """As `part`, where a setting or the network decides whether there are any: perhaps an empty tree."""
     start = len(name) + 1
     return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
 

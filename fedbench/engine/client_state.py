@@ -109,8 +109,8 @@ class ClientMemory(Mapping[str, Tensor]):
     @classmethod
     def restore(cls, tree: Tree, clients: int, device: torch.device) -> ClientMemory:
         """Return the memory whose `state` was `tree`."""
-        shared = {k: v.to(device).expand(clients, *v.shape[1:]) for k, v in trees.part(tree, "shared").items()}
-        own = trees.map_leaves(lambda v: v.to(device), trees.part(tree, "own"))
+        shared = {k: v.to(device).expand(clients, *v.shape[1:]) for k, v in trees.under(tree, "shared").items()}
+        own = trees.map_leaves(lambda v: v.to(device), trees.under(tree, "own"))
         memory = cls({**shared, **own}, clients, device)
-        memory.put(tree["clients"], trees.part(tree, "rows"))
+        memory.put(tree["clients"], trees.under(tree, "rows"))
         return memory

@@ -164,6 +164,8 @@ class Conformance:
     draws_by_position: str = ""  # why relabelled clients meet other draws of the server
     sends_by_cohort: str = ""  # why the message to a client depends on who else is in the cohort
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields that toys need, as {"solver.restarts": 3}
+    # selector of leaves -> why this memory never moves, or nothing shows that this memory or upload is read
+    inert: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

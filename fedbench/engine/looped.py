@@ -161,7 +161,7 @@ class LoopedTrainer(Engine):
             order, noise = self.setup.source(self.setup, client, stage, view, purpose)
             moves = moved(stage, work, view.task)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
-            kept = trees.part(view.optimizers, str(place))
+            kept = trees.under(view.optimizers, str(place))
             optimizer = Optimizer(config, {name: work[name] for name in moves}, kept=kept)
             rates, now = self.setup.scheduled_rates(client, stage, view.clock, purpose), seen
             for step, batch in enumerate(self._batches(owned, order, noise)):

@@ -302,7 +302,7 @@ class Setup:
             on_host,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
-            trees.part(memory, KEPT),
+            trees.under(memory, KEPT),
         )
 
 

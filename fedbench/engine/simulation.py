@@ -215,9 +215,9 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
 
 def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
     """The state that `pack` described, models on `device`."""
-    scores, kept, clients = trees.part(tree, "scores"), trees.part(tree, "optimizers"), meta["clients"]
+    scores, kept, clients = trees.under(tree, "scores"), trees.under(tree, "optimizers"), meta["clients"]
     return State(
-        server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
+        server=trees.map_leaves(lambda leaf: leaf.to(device), trees.under(tree, "server")),
         memory=ClientMemory.restore(trees.part(tree, "memory"), clients, device),
         optimizers=ClientMemory.restore(kept, clients, device) if kept else ClientMemory({}, clients, device),
         round=meta["round"],
@@ -228,7 +228,7 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
         scores={
             n: Tally(**{part: leaf.numpy() for part, leaf in trees.part(scores, n).items()}) for n in meta["scores"]
         },
-        arrays={name: leaf.numpy() for name, leaf in trees.part(tree, "arrays").items()},
+        arrays={name: leaf.numpy() for name, leaf in trees.under(tree, "arrays").items()},
         history=History.restore(tree, meta["history"]),
         trained=restored(trees.part(tree, "trained"), clients),
         scored=restored(trees.part(tree, "scored"), clients),
@@ -388,7 +388,7 @@ class Simulation:
         arrived = torch.tensor([self.setup.falls_short(client, cohort.clock)[1] for client in cohort.ids.tolist()])
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, trees.without(outcome.memory, KEPT))
-            state.optimizers.put(cohort.ids, trees.part(outcome.memory, KEPT))
+            state.optimizers.put(cohort.ids, trees.under(outcome.memory, KEPT))
             if not arrived.any():
                 return
             uploads = outcome.uploads

@@ -223,11 +223,11 @@ class Program:
     def over(self, inputs: Tree, state: Tree | None = None) -> Program:
         """The same program on other tensors; without `state` at its beginning."""
         own = trees.part(inputs, "own")
-        message, memory = trees.part(inputs, "message"), trees.part(inputs, "memory")
+        message, memory = trees.under(inputs, "message"), trees.under(inputs, "memory")
         sizes, steps, rates = own["sizes"], own["steps"], own.get("rates")
         chunk = replace(self.chunk, message=message, memory=memory, sizes=sizes, steps=steps, rates=rates)
-        plan = replace(self.plan, indices=own["indices"], mask=own["mask"], noise=trees.part(inputs, "noise"))
-        work, kept = trees.part(inputs, "work"), trees.part(inputs, "kept")
+        plan = replace(self.plan, indices=own["indices"], mask=own["mask"], noise=trees.under(inputs, "noise"))
+        work, kept = trees.under(inputs, "work"), trees.under(inputs, "kept")
         other = Program(self.stacking, self.stage, chunk, work, plan, kept).begin()
         if state is not None:
             other.at, other.total = state["at"], state["total"]
@@ -423,7 +423,7 @@ class StackedTrainer(Engine):
         total = torch.zeros_like(chunk.sizes, dtype=torch.float64)
         count = torch.zeros(len(chunk.ids))
         for place, stage in enumerate(stages):
-            kept = trees.part(chunk.optimizers, str(place))
+            kept = trees.under(chunk.optimizers, str(place))
             program = Program(self, stage, chunk, work, self._plan(chunk, stage, purpose), kept)
             if self.capture is None:
                 program.run()
@@ -538,7 +538,7 @@ class StackedTrainer(Engine):
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
             {k: sent(v, device) for k, v in trees.without(memory, KEPT).items()},
-            {k: sent(v, device) for k, v in trees.part(memory, KEPT).items()},
+            {k: sent(v, device) for k, v in trees.under(memory, KEPT).items()},
             on_host,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),

@@ -22,7 +22,7 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.contract import Client, Clock, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
@@ -42,6 +42,10 @@ class APFL(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Deng et al., 2020"
+
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(inert={} if self.alpha_lr else {"alpha": "without method.alpha_lr it stays as it is"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start w and all v_i from the same model."""

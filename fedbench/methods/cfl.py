@@ -89,7 +89,7 @@ class CFL(Coalitions):
         `models` [C, P] are the cohort's weights.
         """
         coalition = server["coalition"]
-        centres = trees.flatten(cohort.task.weights(trees.part(server, "base"))).double()
+        centres = trees.flatten(cohort.task.weights(trees.under(server, "base"))).double()
         peak = server.get("peak", torch.zeros(len(coalition), dtype=torch.float64, device=models.device))
         numbers = coalition[cohort.ids].unique().tolist()
         moved, lengths = [], []
@@ -108,7 +108,7 @@ class CFL(Coalitions):
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
     ) -> Tree:
         """Return `server` with cluster `k`'s peak as it is now, and the cluster cut in two if it is due."""
-        base, coalition = trees.part(server, "base"), server["coalition"].clone()
+        base, coalition = trees.under(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
         unit = 1.0
         if self.relative:

@@ -53,13 +53,13 @@ class FedALA(FedAvg):
 
     def start(self, client: Client) -> Tree:
         """Return the mixed model, and A beside it."""
-        A = trees.part(client.memory, "A")
+        A = trees.under(client.memory, "A")
         received = {**client.message, **trees.plain(client.memory)}
         return {**received, **self.mixed(A, client), **trees.join(A=A)}
 
     def mixed(self, A: Tree, client: Client) -> Tree:
         """Return the top layers w^k + (w^g - w^k) * A."""
-        own = trees.part(client.memory, "own")
+        own = trees.under(client.memory, "own")
         return {name: torch.lerp(own[name], client.message[name], weight) for name, weight in A.items()}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
@@ -73,11 +73,11 @@ class FedALA(FedAvg):
 
     def learn(self, work: Tree, client: Client, batch: Batch) -> Tree:
         """Return A after a projected step, and the model mixed by it."""
-        A, model, task = trees.part(work, "A"), trees.plain(work), client.task
+        A, model, task = trees.under(work, "A"), trees.plain(work), client.task
         some = first(batch, self.samples)
         free = {name: leaf for name, leaf in model.items() if name in A or task.is_buffer(name)}
         slope, _ = gradient(lambda top: self.loss({**model, **top}, client, some), free, task)
-        own = trees.part(client.memory, "own")
+        own = trees.under(client.memory, "own")
         A = {
             name: (weight - self.eta * slope[name] * (client.message[name] - own[name])).clamp(0, 1)
             for name, weight in A.items()
@@ -86,7 +86,7 @@ class FedALA(FedAvg):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared leaves; keep the private ones, the top layers and A."""
-        A, model = trees.part(work, "A"), trees.plain(work)
+        A, model = trees.under(work, "A"), trees.plain(work)
         shared, private = super().finish(model, client)
         return shared, {**private, **trees.join(own={name: model[name] for name in A}, A=A)}
 

@@ -59,7 +59,7 @@ class FedAP(ModelStore):
         server, memory = super().init(task, population, generator)
         statistics = {name: leaf for name, leaf in memory.items() if task.is_buffer(name)}
         if not statistics:
-            model = trees.row(trees.part(server, "model"), 0)
+            model = trees.row(trees.under(server, "model"), 0)
             width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
             shape = (population.clients, width)
             statistics = {f"features.{MEAN}": torch.zeros(shape), f"features.{VARIANCE}": torch.ones(shape)}
@@ -81,7 +81,7 @@ class FedAP(ModelStore):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, or average them while warm; statistics are those of the warm-up."""
-        statistics = trees.join(statistics=trees.part(uploads, "statistics"))
+        statistics = trees.join(statistics=trees.under(uploads, "statistics"))
         return trees.put(super().aggregate(server, uploads, cohort), cohort.ids, statistics)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:

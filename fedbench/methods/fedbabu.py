@@ -18,7 +18,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock, Cohort, Stage
+from fedbench.engine.contract import Clock, Cohort, Conformance, Stage
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 
@@ -42,13 +42,17 @@ class FedBABU(FedAvg):
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
 
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(inert=dict.fromkeys(self.private, "the frozen head"))
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return the body on the server; the head on every client, and on the server for the global model."""
         head, body = task.split(task.init(generator), self.private)
         return trees.join(body=body, head=head), trees.expand(head, population.clients)
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        return trees.expand(trees.part(server, "body"), len(cohort.ids))
+        return trees.expand(trees.under(server, "body"), len(cohort.ids))
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train the body, under the frozen head."""
@@ -65,4 +69,4 @@ class FedBABU(FedAvg):
 
     def common(self, server: Tree, task: Task) -> Tree | None:
         """Return the averaged body under the frozen head."""
-        return {**trees.part(server, "body"), **trees.part(server, "head")}
+        return {**trees.under(server, "body"), **trees.under(server, "head")}

@@ -25,7 +25,7 @@ from fedbench.config.fields import positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.methods.parts.mixing import Mixing
 from fedbench.models.task import Task
 
@@ -48,10 +48,15 @@ class FedCAC(Mixing):
 
     paper: ClassVar[str] = "Wu et al., ICCV 2023"
 
+    @property
+    def conformance(self) -> Conformance:
+        """Whom a client mixes with is decided by all its masks; a bias before batch normalisation has no gradient."""
+        return Conformance(inert={"critical/*": "a threshold on the overlap of all masks together"})
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start all from one model, with no entry critical."""
         server, memory = super().init(task, population, generator)
-        common = trees.row(trees.part(server, "model"), 0)
+        common = trees.row(trees.under(server, "model"), 0)
         none = {name: torch.zeros_like(leaf, dtype=torch.bool) for name, leaf in task.weights(common).items()}
         critical = trees.expand(none, population.clients)
         return {**server, **trees.join(common=common)}, {**memory, **trees.join(critical=critical)}
@@ -60,7 +65,7 @@ class FedCAC(Mixing):
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> dict[str, Tensor]:
         """Return W [C, C]: equal weights of a client and those whose critical entries overlap its own enough."""
-        overlap = overlaps(trees.part(uploads, "critical"))
+        overlap = overlaps(trees.under(uploads, "critical"))
         alone = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
         if len(overlap) == 1:
             return {"*": alone.to(overlap)}
@@ -75,20 +80,20 @@ class FedCAC(Mixing):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client its u^k, and w^g."""
-        common = trees.expand(trees.part(server, "common"), len(cohort.ids))
+        common = trees.expand(trees.under(server, "common"), len(cohort.ids))
         return {**super().send(server, cohort), **trees.join(common=common)}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
         """Return w^g, unless a part of the model is private."""
-        return super().common(trees.part(server, "common"), task)
+        return super().common(trees.under(server, "common"), task)
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
         """Return u^k where Q^k, w^g elsewhere, beside the private leaves."""
         own = trees.plain(client.message)
-        model = trees.part(client.message, "common")
-        for name, critical in trees.part(client.memory, "critical").items():
+        model = trees.under(client.message, "common")
+        for name, critical in trees.under(client.memory, "critical").items():
             model[name] = torch.where(critical, own[name], model[name])
         return {**model, **trees.plain(client.memory)}
 

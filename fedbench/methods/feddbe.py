@@ -24,7 +24,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Preparation, Stage
+from fedbench.engine.contract import Client, Clock, Conformance, Preparation, Stage
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task, gradient
 
@@ -43,6 +43,10 @@ class FedDBE(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
+
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(inert={"mean": "the mean of all is measured once, before the first round"})
 
     @property
     def why_one_kind(self) -> str:

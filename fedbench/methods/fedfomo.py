@@ -108,7 +108,7 @@ class FedFomo(Method):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start all from one model, with P zero."""
         server, memory = client_models(task, self.private, population, generator)
-        own = {**trees.part(server, "model"), **memory}
+        own = {**trees.under(server, "model"), **memory}
         if self.baseline == "before":
             memory = trees.join(before=own)
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
@@ -119,7 +119,7 @@ class FedFomo(Method):
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client M models [C, M, ...], and whose they are [C, M]."""
         peers = self.peers(server["P"].cpu(), cohort)
-        stored = trees.part(server, "model")
+        stored = trees.under(server, "model")
         flat = trees.take(stored, peers.flatten())
         models = {name: leaf.reshape(*peers.shape, *leaf.shape[1:]) for name, leaf in flat.items()}
         return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
@@ -161,7 +161,7 @@ class FedFomo(Method):
 
     def start(self, client: Client) -> Tree:
         """Return the combined model, the others' weights, and the model again, to keep, if it is the next theta_i."""
-        models, own = trees.part(client.message, "peer"), trees.plain(client.memory)
+        models, own = trees.under(client.message, "peer"), trees.plain(client.memory)
         if self.baseline == "trained":
             weights = client_weights(own, models, client.validation, client.task)
             return {**combined(own, models, weights), "reported/weights": weights}
@@ -180,7 +180,7 @@ class FedFomo(Method):
         model = trees.plain(work)
         _, shared = client.task.split(model, self.private)
         reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
-        before = trees.join(before=trees.part(work, "before"))
+        before = trees.join(before=trees.under(work, "before"))
         return {**shared, **trees.join(reported=reported)}, {**model, **before}
 
     def model(self, work: Tree, client: Client) -> Tree:

@@ -55,9 +55,9 @@ class FedNova(FedAvg):
         steps = uploads.pop("steps")
         effective = (sent(cohort.weights, steps.device) * steps).sum()
         mean = trees.mean(uploads, cohort.weights)
-        change = trees.part(mean, "change")
+        change = trees.under(mean, "change")
         moved = {name: server[name] - effective.to(leaf.dtype) * leaf for name, leaf in change.items()}
-        return {**moved, **trees.part(mean, "statistics")}
+        return {**moved, **trees.under(mean, "statistics")}
 
 
 def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tensor:

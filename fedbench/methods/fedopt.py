@@ -87,31 +87,31 @@ class FedOpt(WrapperMethod):
         return trees.join(base=base, step=trees.join(**states)), memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        base, memory = self.inner.prepare(preparation, trees.part(server, "base"), memory)
+        base, memory = self.inner.prepare(preparation, trees.under(server, "base"), memory)
         return {**server, **trees.join(base=base)}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        return self.inner.send(trees.part(server, "base"), cohort)
+        return self.inner.send(trees.under(server, "base"), cohort)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Step what the method inside would average; what is no weight is averaged."""
-        base, mean, states = trees.part(server, "base"), cohort.mean(uploads), trees.part(server, "step")
+        base, mean, states = trees.under(server, "base"), cohort.mean(uploads), trees.under(server, "step")
         moved, stepped = dict(mean), dict(states)
         for name in mean:
-            if state := trees.part(states, name):
+            if state := trees.under(states, name):
                 step, state = self.step(mean[name] - base[name], state, cohort.clock)
                 moved[name] = base[name] + self.server_lr * step
                 stepped |= trees.join(**{name: state})
         return trees.join(base={**base, **moved}, step=stepped)
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        return self.inner.common(trees.part(server, "base"), task)
+        return self.inner.common(trees.under(server, "base"), task)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        return self.inner.collaboration(trees.part(server, "base"), population)
+        return self.inner.collaboration(trees.under(server, "base"), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        return self.inner.record(trees.part(server, "base"))
+        return self.inner.record(trees.under(server, "base"))
 
 
 @dataclass(frozen=True)

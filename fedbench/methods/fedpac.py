@@ -71,7 +71,7 @@ class FedPAC(Method):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send the extractor, centroids, and each client's classifier."""
-        common = {**trees.part(server, "body"), **{k: server[k] for k in ("centroids", "seen")}}
+        common = {**trees.under(server, "body"), **{k: server[k] for k in ("centroids", "seen")}}
         return {
             **trees.expand(common, len(cohort.ids)),
             **trees.take(trees.part(server, "heads"), cohort.ids),
@@ -111,7 +111,7 @@ class FedPAC(Method):
         counts = uploads["counts"].sum(0)
         met = counts > 0
         fresh = uploads["sums"].sum(0) / counts.clamp(min=1).unsqueeze(1)
-        body = trees.mean(trees.part(uploads, "body"), cohort.weights)
+        body = trees.mean(trees.under(uploads, "body"), cohort.weights)
         identity = torch.eye(len(cohort.ids), dtype=counts.dtype)
         W = weights(uploads["h"], uploads["V"]) if self.collaborate else identity
         heads = trees.mix(W, trees.part(uploads, "heads"))

@@ -110,7 +110,7 @@ class FedReMa(Method):
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send the extractor, the client's classifier, and the class means to align to."""
         model = trees.take(trees.part(server, "model"), cohort.ids)
-        means = trees.join(classes=trees.part(server, "classes"))
+        means = trees.join(classes=trees.under(server, "classes"))
         return {**model, **trees.expand(means, len(cohort.ids))}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:

@@ -25,7 +25,7 @@ from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client
+from fedbench.engine.contract import Client, Conformance
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
@@ -47,6 +47,10 @@ class FedRoD(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(inert={"log_counts": "a client's samples stay the same"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return the body and generic head on the server; own/<head leaf> and log n_m,c on client m."""

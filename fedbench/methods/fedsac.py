@@ -35,7 +35,7 @@ from torch import Tensor
 from fedbench.config.fields import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.trees import Tree, sent
-from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance
 from fedbench.methods.parts import features, mixing
 from fedbench.methods.parts.mixing import CosineMixing
 
@@ -59,6 +59,11 @@ class FedSaC(CosineMixing):
     collaborators: int = at_least(0, 0)  # clients drawn a round to mix with; 0: the whole cohort
 
     paper: ClassVar[str] = "Yan et al., ICML 2024"
+
+    @property
+    def conformance(self) -> Conformance:
+        """The paper's ablation takes a term out of Eq. 8, not out of what is sent."""
+        return Conformance(inert={} if self.alpha else {"subspace/U": "it has no weight"})
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

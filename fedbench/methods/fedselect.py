@@ -26,7 +26,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
@@ -52,6 +52,11 @@ class FedSelect(Method):
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
 
+    @property
+    def conformance(self) -> Conformance:
+        """A short run reaches a growth of the masks as well."""
+        return Conformance(settings={"every": 1})
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start all from one model, with empty masks."""
         private, shared = task.split(task.init(generator), self.private)
@@ -63,7 +68,7 @@ class FedSelect(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average each entry over those that share it; what nobody shares stays."""
-        models, shared = trees.plain(uploads), trees.part(uploads, "shared")
+        models, shared = trees.plain(uploads), trees.under(uploads, "shared")
         mean = {name: leaf.mean(0) for name, leaf in models.items()}
         for name, counts in shared.items():
             number = counts.sum(0)
@@ -74,16 +79,16 @@ class FedSelect(Method):
 
     def start(self, client: Client) -> Tree:
         """Return shared/* as received, personal/*, and the private leaves."""
-        own, kept = trees.part(client.memory, "own"), trees.part(client.memory, "kept")
+        own, kept = trees.under(client.memory, "own"), trees.under(client.memory, "kept")
         personal = {name: torch.where(kept[name], leaf, client.message[name]) for name, leaf in own.items()}
         return {**trees.plain(client.memory), **trees.join(shared=client.message, personal=personal)}
 
     def model(self, work: Tree, client: Client) -> Tree:
         """Return personal/* where the mask says so, shared/* elsewhere."""
-        personal, shared = trees.part(work, "personal"), trees.part(work, "shared")
+        personal, shared = trees.under(work, "personal"), trees.under(work, "shared")
         chosen = {
             name: torch.where(mask, personal[name], shared[name])
-            for name, mask in trees.part(client.memory, "mask").items()
+            for name, mask in trees.under(client.memory, "mask").items()
         }
         return {**trees.plain(work), **shared, **chosen}
 
@@ -99,8 +104,8 @@ class FedSelect(Method):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared entries; keep the model, and where this round asks for it a larger mask."""
-        model, mask = self.model(work, client), trees.part(client.memory, "mask")
-        own, last, grown = {name: model[name] for name in mask}, trees.part(client.memory, "last"), mask
+        model, mask = self.model(work, client), trees.under(client.memory, "mask")
+        own, last, grown = {name: model[name] for name in mask}, trees.under(client.memory, "last"), mask
         if client.clock.round > 0 and client.clock.round % self.every == 0:
             grown = {name: self.grown(mask[name], (leaf - last[name]).abs()) for name, leaf in own.items()}
             last = own

@@ -28,7 +28,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.contract import Client, Clock, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
@@ -55,6 +55,10 @@ class GPFL(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"
+
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(inert={"own/shares": "a client's samples stay the same"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return one model, its head on every client, a valve as of torch's layers and embeddings from N(0, 1)."""

@@ -21,7 +21,7 @@ from fedbench.config.fields import at_least, positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client
+from fedbench.engine.contract import Client, Conformance
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 
@@ -38,6 +38,11 @@ class Moon(FedAvg):
 
     paper: ClassVar[str] = "Li et al., CVPR 2021"
 
+    @property
+    def conformance(self) -> Conformance:
+        """The contrast is of features."""
+        return Conformance(inert={"previous/@head": "the authors keep the whole model too"})
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start as FedAvg; the first previous model is the first global one."""
         server, private = super().init(task, population, generator)
@@ -46,7 +51,7 @@ class Moon(FedAvg):
 
     def start(self, client: Client) -> Tree:
         """Return the received leaves beside the client's own."""
-        return {**client.message, **trees.part(client.memory, "private")}
+        return {**client.message, **trees.under(client.memory, "private")}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + mu l_con."""

@@ -70,13 +70,13 @@ class PerKind(WrapperMethod):
         kinds = preparation.task.kinds
         if len(kinds) > 1:
             return server, memory
-        own, memory = self.inner.prepare(preparation, trees.part(server, _space(kinds[0])), memory)
+        own, memory = self.inner.prepare(preparation, trees.under(server, _space(kinds[0])), memory)
         return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client what its kind's server sends."""
         parts = [
-            (members, self.inner.send(trees.part(server, _space(subcohort.task)), subcohort))
+            (members, self.inner.send(trees.under(server, _space(subcohort.task)), subcohort))
             for members, subcohort in cohort.by_kind()
         ]
         return trees.spread(parts, len(cohort.ids))
@@ -85,7 +85,7 @@ class PerKind(WrapperMethod):
         """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
         for members, subcohort in cohort.by_kind():
             space, own = _space(subcohort.task), trees.rows(subcohort.task.own(uploads), members)
-            updated = self.inner.aggregate(trees.part(server, space), own, subcohort)
+            updated = self.inner.aggregate(trees.under(server, space), own, subcohort)
             others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}
             server = {**others, **trees.join(**{space: updated})}
         return server
@@ -93,17 +93,17 @@ class PerKind(WrapperMethod):
     def common(self, server: Tree, task: Task) -> Tree | None:
         """Return the inner method's global model, if there is one kind only."""
         kinds = task.kinds
-        return self.inner.common(trees.part(server, _space(kinds[0])), task) if len(kinds) == 1 else None
+        return self.inner.common(trees.under(server, _space(kinds[0])), task) if len(kinds) == 1 else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """Return the rows of each kind's clients as the method inside has them."""
-        servers = {k: trees.part(server, space) for k, space in enumerate(self._spaces(server))}
+        servers = {k: trees.under(server, space) for k, space in enumerate(self._spaces(server))}
         return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return what the method inside keeps, of each kind."""
         spaces = self._spaces(server)
-        return self.combined_records({space.removeprefix("base"): trees.part(server, space) for space in spaces})
+        return self.combined_records({space.removeprefix("base"): trees.under(server, space) for space in spaces})
 
     def _spaces(self, server: Tree) -> list[str]:
         return sorted({key.partition("/")[0] for key in server if "/" in key})

@@ -61,7 +61,7 @@ class PFedSim(ModelStore):
         """Return Phi without similarities; each client's own model, if it is to be scored."""
         server, memory = super().init(task, population, generator)
         if self.scored == "own":
-            memory = {**memory, **trees.join(own={**trees.part(server, "model"), **memory})}
+            memory = {**memory, **trees.join(own={**trees.under(server, "model"), **memory})}
             memory["trained"] = torch.zeros(population.clients)
         server["phi"] = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         return server, memory

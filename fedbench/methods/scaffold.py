@@ -104,7 +104,7 @@ class Scaffold(Method):
             for kind, (upload, rate) in rates.items()
             for name, leaf in trees.part(mean, upload).items()
         }
-        return {**moved, **trees.join(model=trees.part(mean, "statistics"))}
+        return {**moved, **trees.join(model=trees.under(mean, "statistics"))}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
         """Return the server model x."""

@@ -134,7 +134,7 @@ class SosicFL(Method):
     def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> Array:
         """Return a centre for each client [N, n]: principal components of what a round of training made of its head."""
         message = self.send(server, preparation.everyone)
-        heads = preparation.round(message, memory, sends=lambda work: trees.part(work, "endpoints"))
+        heads = preparation.round(message, memory, sends=lambda work: trees.under(work, "endpoints"))
         return simplex.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
 
     # ---- server
@@ -193,7 +193,7 @@ def without_regions(tree: Tree) -> Tree:
 def model_at(work: Tree, alpha: Tensor) -> Tree:
     """Return the model sum_m alpha_m theta_m beside the leaves that have no endpoints; alpha [n]."""
     plain = {key: leaf for key, leaf in work.items() if not key.startswith("endpoints/")}
-    mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.part(work, "endpoints").items()}
+    mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.under(work, "endpoints").items()}
     return {**plain, **mixed}
 
 

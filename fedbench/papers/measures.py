@@ -11,6 +11,7 @@ import numpy as np
 from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.metrics import improvement
+from fedbench.runs.progress import amount
 from fedbench.runs.run import FAMILIES, NUMBERS, Run, reaches
 from fedbench.sample_metrics import METRICS
 
@@ -99,8 +100,16 @@ class Clients(Measure):
     first: int = 0
     last: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise ConfigError(f"measure clients: first={self.first}, last={self.last} is no range; clients begin at 0")
+
     def value(self, run: Run, baseline: Run | None) -> float:
+        """Return the number. Raises ConfigError where the run has no such clients."""
         rows = run.client_rows[self.first : self.last + 1]
+        if len(rows) <= self.last - self.first:
+            count = len(run.client_rows)
+            raise ConfigError(f"measure clients: the run has {amount(count, 'client')}, from 0 on, so no {self.last}")
         return float(np.mean([float(row["acc"] or "nan") for row in rows]))
 
     @property

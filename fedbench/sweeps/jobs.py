@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
-from fedbench.core.files import make_folder, wait_while_in_use
+from fedbench.core.files import make_folder, wait_while_in_use, write_text
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds, result_line
 
@@ -59,7 +59,7 @@ def counted(first: int, jobs: int) -> Iterator[None]:
 
 
 _count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
-_launcher: ContextVar[str] = ContextVar("_launcher", default="")  # the class of a sweep's, in the process that it is of
+LAUNCHER = "launcher"  # file in a sweep's folder: the class of what launches its jobs, wherever they run
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,10 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 def _refuse_another_launcher() -> None:
     """Refuse a launcher that a swept experiment names: it would launch nothing, as the sweep has its own by then."""
-    chosen, own = HydraConfig.get().launcher.get("_target_"), _launcher.get()
-    if own and chosen != own:
+    if HydraConfig.get().mode == RunMode.RUN:
+        return
+    own = (Path(HydraConfig.get().sweep.dir) / LAUNCHER).read_text(encoding="utf-8")
+    if HydraConfig.get().launcher.get("_target_") != own:
         name = HydraConfig.get().runtime.choices.get("hydra/launcher")
         raise ConfigError(f"hydra/launcher={name} of a swept config comes too late; add it to the command")
 
@@ -234,19 +236,17 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         Stopped: a signal came; the jobs under way have saved what they can.
     """
     make_folder(folder)
+    write_text(folder / LAUNCHER, f"{type(launcher).__module__}.{type(launcher).__qualname__}")
     if isinstance(options := getattr(launcher, "joblib", None), Mapping) and "n_jobs" in options:
         launcher.joblib = {**options, "n_jobs": _needed(options["n_jobs"], len(batch))}
     with passed_on(folder):
         returned: list[JobReturn] = []
-        token = _launcher.set(f"{type(launcher).__module__}.{type(launcher).__qualname__}")
         try:
             with _each_for_itself(folder):
                 returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
             if not asked():
                 raise
-        finally:
-            _launcher.reset(token)
         if signal := asked():
             raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
     for job, overrides in zip(returned, batch, strict=False):  # one that died did not say which it was

@@ -29,6 +29,7 @@ from fedbench.engine.setup import first_round_inputs
 from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.workers import WorkersTrainer, spec_of
+from fedbench.testing.dead import dead_leaves
 from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Subject, ToyMeter, gap, models, simulate
 
 EVERYONE = torch.arange(len(SIZES))
@@ -152,6 +153,20 @@ def check_trees_keep_their_names_shapes_and_precision(subject: Subject) -> None:
         for tree in (meter.message, meter.outcome.uploads, meter.outcome.memory):
             singles = [name for name, leaf in tree.items() if leaf.dtype == torch.float32]
             assert not singles, f"{kind}: float32 in a float64 run: {singles}"
+
+
+def check_no_leaf_is_dead(subject: Subject) -> None:
+    """Memory moves, and a score, an upload or other such memory depends on it; `aggregate` reads all of an upload."""
+    wrong, excused = list[str](), set[str]()
+    for kind in KINDS:
+        task = subject.toy(kind).task
+        for leaf, said in dead_leaves(subject, kind):
+            reasons = {selector for selector in subject.declared.inert if task.select([leaf], [selector])}
+            excused |= reasons
+            wrong += [] if reasons else [f"{kind}: {said}"]
+    assert not wrong, "; ".join(wrong)
+    alive = sorted(subject.declared.inert.keys() - excused)
+    assert not alive, f"declared inert and of use: {', '.join(alive)}"
 
 
 def check_single_precision_stays_single(subject: Subject) -> None:

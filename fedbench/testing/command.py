@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 
 from fedbench.config.messages import OK, REFUSED
+from fedbench.engine.hooks import HookError
 from fedbench.testing import CHECKS, Check, exception_of, run
 from fedbench.testing.toys import Subject
 
@@ -20,6 +21,9 @@ def outcome(check: Check, subject: Subject) -> str:
         run(check, subject)
     except AssertionError as error:
         return str(error) or "".join(traceback.format_exception(error)[-2:])
+    except HookError as error:
+        places = traceback.format_tb(error.__cause__ and error.__cause__.__traceback__)
+        return "\n".join([str(error), *places[-2:]]).rstrip()
     except Exception as error:  # noqa: BLE001  # a hook may raise anything
         return "".join(traceback.format_exception(error)[-4:]).rstrip()
     return ""
@@ -27,7 +31,7 @@ def outcome(check: Check, subject: Subject) -> str:
 
 def report(subject: Subject) -> int:
     """Print a line for each check; how many failed."""
-    failed = 0
+    failed, said = 0, set[str]()
     for check in CHECKS:
         begin = time.perf_counter()
         wrong, declared = outcome(check, subject), exception_of(check, subject)
@@ -35,8 +39,9 @@ def report(subject: Subject) -> int:
         verdict = "FAILS " if wrong else "except" if declared else "holds "
         title = check.__name__.removeprefix("check_").replace("_", " ")
         print(f"{verdict} {title} ({time.perf_counter() - begin:.1f} s)")
-        for line in (wrong or declared).splitlines():
+        for line in ["as above"] if wrong in said else (wrong or declared).splitlines():
             print(f"         {line}")
+        said |= {wrong} if wrong else set()
     print(f"{subject}: {len(CHECKS) - failed} of {len(CHECKS)} checks hold")
     return failed
 

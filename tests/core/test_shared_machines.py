@@ -89,7 +89,22 @@ def test_what_a_killed_first_read_left_is_removed_by_the_next_and_what_lives_sta
     "locale", [{"LC_ALL": "POSIX"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
 )
 def test_a_run_ends_in_any_locale(locale: dict[str, str], tmp_path: Path) -> None:
-    chosen = [*FAST, "method=local", "protocol.rounds=1", "hardware=cpu"]
-    command = [sys.executable, "-m", "fedbench", *chosen, f"runs_dir='{tmp_path}/jürgen 中'"]
-    assert subprocess.run(command, env={**os.environ, **locale}, check=False).returncode == 0
-    assert len([*tmp_path.rglob("result.json")]) == 1
+    """A sweep too, whose table and figure name it, below a folder with an umlaut."""
+    chosen = [*FAST, "method=local", "protocol.rounds=1", "hardware=cpu", "sweep.name='würze'"]
+    (folder := tmp_path / "jürgen 中").mkdir()
+    command = [sys.executable, "-m", "fedbench", "-m", "seed=0,1", *chosen, f"runs_dir='{folder}/runs'"]
+    root = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run(command, env={**os.environ, **locale, **root}, cwd=folder, check=False).returncode == 0
+    assert len([*tmp_path.rglob("result.json")]) == 2
+    kept = folder / "results" / "sweeps" / "w_rze"
+    assert "würze" in (kept / "figure.svg").read_text(encoding="utf-8")
+    assert f"{folder}/runs" in (kept / "runs.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_name_of_no_encoding_is_refused() -> None:
+    command = [sys.executable, "-m", "fedbench", "method=local", b"dataset.path='j\xfcrgen.npz'"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    refusal = "has bytes that are no UTF-8; give the file or folder another name"
+    assert done.stderr == f"error: dataset.path='j\\udcfcrgen.npz' {refusal}\n"

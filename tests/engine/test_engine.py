@@ -217,7 +217,12 @@ def test_mixing_is_a_stochastic_matrix_product() -> None:
 def test_trees_round_trip() -> None:
     tree = {"b": torch.randn(3, 2), "a": torch.randn(3, 4, 5)}
     assert close(trees.unflatten(trees.flatten(tree), tree), tree, 0)
-    assert trees.part(trees.join(x=tree), "x") == tree
+    assert trees.part(trees.join(x=tree), "x") == trees.under(trees.join(x=tree), "x") == tree
+    assert trees.under(tree, "x") == {}
+    with pytest.raises(LookupError, match="in the namespace 'x'; there is 'y', 'z'; where there may be none"):
+        trees.part({**tree, **trees.join(y=tree, z=tree)}, "x")
+    with pytest.raises(LookupError, match="in the namespace 'x'; there is no namespace at all"):
+        trees.part(tree, "x")
     shared = trees.expand({"w": torch.ones(2, 2)}, 4)
     assert trees.is_shared(shared["w"])
     assert trees.row_bytes(shared) == 16

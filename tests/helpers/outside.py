@@ -167,6 +167,79 @@ class Frozen(FedAvg):
 
 
 @dataclass(frozen=True)
+class Keeping(FedAvg):
+    """Keeps on a client what it began with, instead of what it trained."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """A head of its own for each client."""
+        head, body = task.split(task.init(generator), ("@head",))
+        return body, trees.expand(head, population.clients)
+
+    def start(self, client: Client) -> Tree:
+        """Both."""
+        return {**client.message, **client.memory}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """The slip."""
+        return {name: leaf for name, leaf in work.items() if name not in client.memory}, client.memory
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Counts rounds on each client twice over, for nobody."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Two counts that begin at zero."""
+        zero = torch.zeros(population.clients)
+        return super().init(task, population, generator)[0], {"rounds": zero, "twice": zero}
+
+    def start(self, client: Client) -> Tree:
+        """The received model."""
+        return client.message
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Each count is made of the other."""
+        return work, {"rounds": client.memory["twice"] / 2 + 1, "twice": 2 * client.memory["rounds"] + 2}
+
+
+@dataclass(frozen=True)
+class Chatty(FedAvg):
+    """Uploads its number of samples, which the server knows."""
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """The model, and n_k."""
+        return {**work, "size": client.size.double()}, {}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Only the model counts."""
+        return super().aggregate(server, {k: v for k, v in uploads.items() if k in server}, cohort)
+
+
+@dataclass(frozen=True)
+class Misnamed(Keeping):
+    """Asks for a namespace by another name than it gave it."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """The head is own/*."""
+        body, head = super().init(task, population, generator)
+        return body, trees.join(own=head)
+
+    def start(self, client: Client) -> Tree:
+        """The slip."""
+        return {**client.message, **trees.part(client.memory, "personal")}
+
+
+@dataclass(frozen=True)
+class Lively(FedAvg):
+    """Declares a leaf inert that is not."""
+
+    @property
+    def conformance(self) -> Conformance:
+        """The head."""
+        return Conformance(inert={"@head": "nobody reads it"})
+
+
+@dataclass(frozen=True)
 class Modest(FedAvg):
     """Declares an exception that is none."""
 

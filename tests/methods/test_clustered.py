@@ -363,7 +363,7 @@ def test_a_coalitions_server_counts_its_members_not_all_clients(base: dict[str, 
     for k, members in enumerate(([0, 2], [1, 3])):
         own = trees.row(trees.part(state.server, "base"), k)
         mean = {name: leaf[members].mean(0) for name, leaf in state.memory.items()}
-        kept = trees.part(own, "control") or {name: -leaf for name, leaf in trees.part(own, "drift").items()}
+        kept = trees.under(own, "control") or {name: -leaf for name, leaf in trees.part(own, "drift").items()}
         assert close(kept, mean, 1e-10)
 
 

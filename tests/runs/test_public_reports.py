@@ -205,3 +205,24 @@ def test_a_launcher_that_a_swept_experiment_names_is_refused(
     assert "hydra/launcher=joblib of a swept config comes too late; add it to the command" in said.err
     assert "1 of 2 runs failed" in said.out
     assert [folder.name[:5] for folder in (tmp_path / "runs").glob("*/*/local/*")] == ["seed2"]
+
+
+def test_so_it_is_where_jobs_run_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Joblib, which a config names for the whole sweep, and submitit, which one of the swept names."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed")
+    monkeypatch.chdir(tmp_path)
+    for group in ("experiment", "hardware"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    override = "# @package _global_\ndefaults:\n{}  - override /hydra/launcher: {}\n"
+    late, whole = override.format("", "submitit_local"), override.format("  - /hardware/cpu@hardware\n", "joblib")
+    (tmp_path / "conf" / "experiment" / "late.yaml").write_text(late)
+    (tmp_path / "conf" / "experiment" / "plain.yaml").write_text("# @package _global_\nseed: 2\n")
+    (tmp_path / "conf" / "hardware" / "mine.yaml").write_text(whole)
+    small = ["method=local", "dataset=digits", "dataset.limit=200", "protocol.rounds=1", f"runs_dir={tmp_path}/runs"]
+    sweep = ["-m", "experiment=late,plain", "hardware=mine", "--config-dir", str(tmp_path / "conf"), *small]
+    assert main(sweep) == 2
+    said = capfd.readouterr()
+    assert "hydra/launcher=submitit_local of a swept config comes too late; add it to the command" in said.err
+    assert [folder.name[:5] for folder in (tmp_path / "runs").glob("*/*/local/*")] == ["seed2"]

@@ -29,6 +29,18 @@ BROKEN = [
         "wrote into the work tree",
     ),
     (checks.check_trees_keep_their_names_shapes_and_precision, outside.Growing, "leaves changed"),
+    (checks.check_no_leaf_is_dead, outside.Keeping, "^mlp: memory 'head.bias' is never changed by `finish`; mlp: .*$"),
+    (
+        checks.check_no_leaf_is_dead,
+        outside.Counting,
+        "^mlp: memory 'rounds' changes no score, no upload and no other memory that does: no hook uses it; mlp: .*$",
+    ),
+    (
+        checks.check_no_leaf_is_dead,
+        outside.Chatty,
+        "^mlp: upload 'size' of `finish` changes nothing that `aggregate` returns; batch_norm: .*$",
+    ),
+    (checks.check_no_leaf_is_dead, outside.Lively, "declared inert and of use: @head"),
     (checks.check_single_precision_stays_single, outside.Double, "float64 in a float32 run"),
     (checks.check_a_client_is_sent_the_same_in_whatever_company, outside.Crowded, "differs by"),
     (checks.check_collaboration_is_row_stochastic, outside.Lopsided, "rows of W sum to"),
@@ -56,6 +68,17 @@ def test_a_method_from_outside(check: Callable[[], None]) -> None:
 def test_a_broken_promise_is_told(check: Callable[[Subject], None], method: type[FedAvg], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run(check, Subject.of(method))
+
+
+def test_a_namespace_that_is_not_there_is_told_with_the_hook(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-method", f"{OUTSIDE}:Misnamed"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "Misnamed.start failed in round 1 for client 1: LookupError: no leaf is in the namespace 'personal'; " in said
+    )
+    assert "there is 'own'; where there may be none, use trees.under" in said
+    assert "in start\n" in said
+    assert "as above" in said
 
 
 def test_traffic_that_is_not_counted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ class Coalitions(WrapperMethod):
         """Give each coalition's server its own members' uploads; one without a member in the cohort waits."""
         coalition = server["coalition"].cpu()
         members = coalition[cohort.ids]
-        base = trees.part(server, "base")
+        base = trees.under(server, "base")
         for k in members.unique().tolist():
             own = trees.take(uploads, (members == k).nonzero().flatten())
             updated = self.inner.aggregate(trees.row(base, k), own, members_of(cohort, coalition, k))
@@ -203,7 +203,7 @@ def copies(server: Tree, count: int) -> Tree:
 
 def server_of(server: Tree, coalition: int) -> Tree:
     """Return the inner server of a coalition."""
-    return trees.row(trees.part(server, "base"), coalition)
+    return trees.row(trees.under(server, "base"), coalition)
 
 
 def members_of(cohort: Cohort, coalition: Tensor, k: int) -> Cohort:

@@ -67,7 +67,7 @@ class Mixing(Method):
         return trees.put(server, cohort.ids, {**mixtures, "W": W})
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        return trees.take(trees.part(server, "model"), cohort.ids)
+        return trees.take(trees.under(server, "model"), cohort.ids)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         return server["W"]
@@ -113,7 +113,7 @@ class CosineMixing(Mixing):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Keep the initial model, or each client's reference, where the fields ask for it."""
         server, memory = super().init(task, population, generator)
-        weights = task.weights(trees.part(server, "model"))
+        weights = task.weights(trees.under(server, "model"))
         if self.similarity == "updates":
             server.update(trees.join(initial=trees.row(weights, 0)))
         if self.reference == "directions":
@@ -142,7 +142,7 @@ class CosineMixing(Mixing):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client its mixture, and its reference where that is another vector."""
-        direction = trees.take(trees.part(server, "direction"), cohort.ids)
+        direction = trees.take(trees.under(server, "direction"), cohort.ids)
         return {**super().send(server, cohort), **trees.join(direction=direction)}
 
     # ---- client
@@ -190,7 +190,7 @@ class ModelStore(Method):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Mix all stored models by the cohort's rows of W."""
-        models = trees.part(server, "model")
+        models = trees.under(server, "model")
         own = trees.take(models, cohort.ids)
         if self.warm(cohort.clock):
             return own

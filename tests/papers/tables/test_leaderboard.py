@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbench.cli import program
@@ -119,6 +120,25 @@ def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledge
         assert BOARD.trials_of(row)[0] == BoardTrial(0)
     rates = {BOARD.trials_of(row)[1].rate for row in BOARD.all_rows}
     assert len(rates) == 1, "the same for all, as they name no other range"
+
+
+def test_cells_over_fewer_clients_say_so(tmp_path: Path) -> None:
+    """Two of ten clients have no test sample, and three no validation sample: of its one training sample."""
+    counts = [24] * 7 + [1, 1, 1]
+    ends = np.cumsum(counts)
+    train = {f"train_{k}": np.arange(end - n, end) for k, (n, end) in enumerate(zip(counts, ends, strict=True))}
+    test = {f"test_{k}": np.arange(200 + 4 * k, 204 + 4 * k) if k < 8 else np.empty(0, np.int64) for k in range(10)}
+    np.savez(tmp_path / "split.npz", **train, **test)
+    split = ("partition=file", f"partition.path={tmp_path}/split.npz")
+    small = dataclasses.replace(BOARD, federations=(BoardFederation("even", split),), rungs=(1,), seeds=(0,))
+    small = dataclasses.replace(small, trials=1, references=("local",), methods=("local",))
+    ledger = fill(tmp_path, small)
+    (final,) = (entry.job.run for entry in ledger.entries(stages(small)[-1]))
+    drawn = standings.standings_markdown(standings.read_standings(ledger.folder))
+    assert final.row["clients"] == 8
+    assert final.row["clients_on_val"] == 7
+    assert f"{final.row['acc']:.2f} (8 of 10 clients)" in drawn
+    assert "(7 of 10 clients)" in drawn
 
 
 def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_path: Path) -> None:

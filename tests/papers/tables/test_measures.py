@@ -44,6 +44,15 @@ def test_clients_are_those_from_first_to_last_inclusive(first: int) -> None:
         assert math.isnan(found) == (first <= 2 <= last)
 
 
+def test_clients_that_are_not_there_have_no_mean() -> None:
+    for first, last in ((4, 6), (6, 6), (20, 39)):
+        with pytest.raises(ConfigError, match=f"the run has 6 clients, from 0 on, so no {last}"):
+            value({"name": "clients", "first": first, "last": last}, run())
+    for first, last in ((3, 2), (-2, -1)):
+        with pytest.raises(ConfigError, match=f"first={first}, last={last} is no range"):
+            build({"name": "clients", "first": first, "last": last})
+
+
 def test_columns() -> None:
     one = run(row={"score": 41.5, "seconds_total": 30.0, "bytes_up": 12, "ipr": None})
     assert value({"name": "result"}, one) == 41.5
