@@ -16,6 +16,7 @@ from fedbench.config import compose, groups
 from fedbench.methods import METHODS
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, resolve
+from fedbench.testing import check_method, checks
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -50,6 +51,19 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, mon
     config = yaml.safe_load(block("yaml", "name: shrinking", PAGES["docs/writing-a-method.md"]))
     assert losses(tmp_path, {**config, "strength": 0.0}) == plain  # its limit is FedAvg
     assert losses(tmp_path, {**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
+
+
+def test_the_adapter_of_the_docs_keeps_its_promises_and_is_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter.py").write_text(block("python", "class Adapter", PAGES["docs/writing-a-method.md"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kept = (
+        checks.check_no_leaf_is_dead,
+        checks.check_stacked_equals_looped,
+        checks.check_trees_keep_their_names_shapes_and_precision,
+    )
+    check_method("adapter:Adapter", kept)
 
 
 def losses(tmp_path: Path, method: dict[str, object]) -> list[float]:

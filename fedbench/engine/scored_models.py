@@ -65,7 +65,7 @@ def model_of(setup: Setup, client: int, source: Tree) -> Tree:
     """The model that was scored of `client`, from its row of sources: by the looped engine, so equal up to rounding."""
     clock = Clock(int(source["round"]), setup.protocol.rounds)
     tree = setup.federation.placed(source)
-    message, memory = trees.part(tree, "message"), trees.part(tree, "memory")
+    message, memory = trees.under(tree, "message"), trees.under(tree, "memory")
     view = setup.client(client, message, memory, clock, trees.OnHost(trees.expand(message, 1)))
     engine = LoopedTrainer(setup.kind_of(client))
     return engine.trained(client, view) if source["trained"] else engine.received(client, view)

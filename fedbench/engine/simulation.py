@@ -230,8 +230,8 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
         },
         arrays={name: leaf.numpy() for name, leaf in trees.under(tree, "arrays").items()},
         history=History.restore(tree, meta["history"]),
-        trained=restored(trees.part(tree, "trained"), clients),
-        scored=restored(trees.part(tree, "scored"), clients),
+        trained=restored(trees.under(tree, "trained"), clients),
+        scored=restored(trees.under(tree, "scored"), clients),
     )
 
 

@@ -163,7 +163,7 @@ class Program:
 
         x, y = setup.federation.gather(now(self.plan.indices))
         noise, chunk = trees.map_leaves(now, self.plan.noise), self.chunk.first(rows)
-        if rates := trees.part(noise, RATES):
+        if rates := trees.under(noise, RATES):
             self.optimizer.lr, chunk = rates["own"], replace(chunk, rates=rates["plain"])
         x, noise = setup.augmented(x, trees.without(noise, RATES))
         params, rest = trees.split(trees.map_leaves(lambda leaf: leaf[:rows], self.work), self.moves)

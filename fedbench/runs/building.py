@@ -91,7 +91,7 @@ class ScoredModels:
                 "no one model has them; make it with protocol.report=last"
             )
         self._of_final_state = (protocol.score, protocol.report) == ("received", "last")
-        sources = trees.part(models, "scored")
+        sources = trees.under(models, "scored")
         if not (sources or self._of_final_state):
             raise FedbenchError(
                 f"the run did not keep the models that it scored (protocol.score={protocol.score}, "
@@ -108,7 +108,7 @@ class ScoredModels:
         clients, device = self.setup.federation.clients, self.setup.federation.device
         self._sources = restored(sources, clients)
         if self._of_final_state:
-            server, memory = (self.setup.federation.placed(trees.part(models, each)) for each in ("server", "memory"))
+            server, memory = (self.setup.federation.placed(trees.under(models, each)) for each in ("server", "memory"))
             kept, none = (ClientMemory(tree, clients, device) for tree in (memory, {}))
             self._state = State(server, kept, none, round=protocol.rounds)
         self._test_set = str(row["test_set"])

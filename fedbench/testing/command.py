@@ -22,7 +22,7 @@ def outcome(check: Check, subject: Subject) -> str:
     except AssertionError as error:
         return str(error) or "".join(traceback.format_exception(error)[-2:])
     except HookError as error:
-        places = traceback.format_tb(error.__cause__ and error.__cause__.__traceback__)
+        places = traceback.format_tb(error.__cause__.__traceback__) if error.__cause__ else []
         return "\n".join([str(error), *places[-2:]]).rstrip()
     except Exception as error:  # noqa: BLE001  # a hook may raise anything
         return "".join(traceback.format_exception(error)[-4:]).rstrip()
