@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 
@@ -125,6 +126,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "SPLIT.npz", train_0=np.arange(60), test_0=[60], train_1=np.arange(61, 99), test_1=[99])
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "FILE.npz", x=x[:400].reshape(-1, 8, 8).astype(np.uint8), y=y[:400])
+    rows = pd.DataFrame(x[:400, 2:9]).assign(LABEL=y[:400], CLIENT=[f"ward{i % 7}" for i in range(400)])
+    rows.to_csv(tmp_path / "FILE.csv", index=False)
     for table in ("fedcollab_t1", "fedcollab_t3"):
         shutil.copytree(ROOT / "results/tables" / table, tmp_path / "results/tables" / table)
     (tmp_path / "results/figures/quick").mkdir(parents=True)

@@ -89,7 +89,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return `config` with what data of one's own bring, where `overrides` say nothing of it.
 
-    Samples that name their clients bring partition=natural; tokens and series a network that reads them.
+    Samples that name their clients bring partition=natural, of which the keys partition.KEY are then; tokens and series
+    bring a network that reads them.
     """
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
@@ -100,8 +101,10 @@ def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         if not isinstance(data, dict) or not data.get("path"):
             return config
         source = groups.registry("dataset").build(cast("dict[str, Any]", data))
-        if source.owned and not any(key.partition(".")[0] in ("partition", "experiment") for key in given):
-            config.partition = OmegaConf.create(groups.plain_option("partition", "natural"))
+        if source.owned and not given & {"partition", "experiment"}:
+            keys = [key.removeprefix("partition.") for key in given if key.startswith("partition.")]
+            natural = groups.plain_option("partition", "natural") | {key: config.partition[key] for key in keys}
+            config.partition = OmegaConf.create(natural)
         if OmegaConf.is_interpolation(config.model, "name") and "dataset.model" not in given:
             network = source.network()
             with open_dict(config):

@@ -226,7 +226,10 @@ def test_only_data_with_clients_have_natural_ones(tmp_path: Path) -> None:
     chosen = ["dataset=npz", f"dataset.path={tmp_path / 'a.npz'}"]
     assert resolve(compose(chosen)).labels["partition"] == "natural"
     assert resolve(compose([*chosen, "partition=dir0.3"])).labels["partition"] == "dir0.3"
-    assert resolve(compose([*chosen, "partition.num_clients=4"])).labels["partition"] == "dir0.1"
+    sized = resolve(compose([*chosen, "partition.num_clients=2", "partition.min_size=9"])).partition
+    assert sized == Natural(num_clients=2, min_size=9)
+    with pytest.raises(FedbenchError, match="unknown key of partition 'natural' 'alpha'"):
+        resolve(compose([*chosen, "partition.alpha=0.3"]))
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     assert resolve(compose(chosen)).labels["partition"] == "dir0.1"
 
