@@ -353,7 +353,7 @@ def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Seque
     if not names:
         return
     where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
-    if lost := sorted({*dataset.names} - {*names}):
+    if lost := [name for name in dataset.names if name not in {*names}]:
         told = ", ".join(lost[:MOST]) + (", ..." if len(lost) > MOST else "")
         fingerprint.warn_once(f"{where}: {len(lost)} of {len(dataset.names)} clients are left out, as they have no "
                               f"training sample or partition={run.labels['partition']} says so: {told}")  # fmt: skip
