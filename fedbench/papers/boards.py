@@ -38,6 +38,7 @@ from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.folder import LOST
 from fedbench.runs.run import reaches
+from fedbench.sample_metrics import known
 
 RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the method's own
 OWN_KEYS = 2  # of a method that trials may choose among
@@ -438,7 +439,7 @@ class Ledger:
     def _line(self, entry: Entry, result: Mapping[str, Any]) -> Line:
         named = zip(("stage", "federation", "row", "trial", "seed"), entry.place, strict=True)
         line: dict[str, Any] = {**dict(named), "values": entry.trial, "key": entry.job.key}
-        line |= {name: result.get(name) for name in ("data", "code", "failure", *KEPT)}
+        line |= {name: result.get(name) for name in ("data", "code", "failure", *KEPT, *known(result))}
         if entry.stage.rung is None and entry.job.finished:
             run = entry.job.run
             best = self.chosen(entry.federation.label, "local") or 0

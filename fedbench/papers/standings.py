@@ -23,6 +23,7 @@ from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
 from fedbench.papers.equivalence import LEVEL
 from fedbench.papers.store import files_of
 from fedbench.papers.text import DASH
+from fedbench.sample_metrics import METRICS, known
 
 PAGE = "README.md"
 NOT_RUN = "not run to its end"  # a row without a failure and without a score
@@ -48,6 +49,7 @@ class Standing:
     hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
     # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: a final run has nothing for them
     unseen: tuple[float, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)  # of protocol.metrics: mean over clients and seeds
     lacks: str = ""  # why it has no score
     # clients with an accuracy of all, on test and on validation samples, in the run that scored the fewest; "" if all
     fewer: tuple[str, str] = ("", "")
@@ -176,6 +178,10 @@ def _standing(
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
+        measures={
+            name: _mean([float(line[name]) for line in finals if line[name]])
+            for name in known({column for line in finals for column in line if line[column]})
+        },
         lacks="" if scores else next(failed, NOT_RUN),
         fewer=(
             _fewest((int(np.isfinite(each).sum()), len(each)) for each in clients[row].values()),
@@ -325,8 +331,13 @@ def standings_markdown(drawn: Standings) -> str:
     )
     for each in drawn.federations:
         text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {each.ran}\n")
-        lines = [cells(line, drawn.references, len(each.seeds)) for line in each.lines]
-        text.append(table_of([HEADINGS, *lines]).rstrip())
+        names = known({name for line in each.lines for name in line.measures})
+        lines = [
+            cells(line, drawn.references, len(each.seeds))
+            + [f"{line.measures[name]:.2f}" if name in line.measures else DASH for name in names]
+            for line in each.lines
+        ]
+        text.append(table_of([[*HEADINGS, *(METRICS[name].heading for name in names)], *lines]).rstrip())
     text.append("\n## Rules\n")
     text += [f"- {rule}" for rule in rules(drawn)]
     return "\n".join(text) + "\n"

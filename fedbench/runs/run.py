@@ -163,16 +163,22 @@ class Run:
 
         return ScoredModels(self.config, self.row, self.models)
 
-    def predict(self, client: int, x: ArrayLike | None = None) -> Prediction:
+    def predict(self, client: int | str, x: ArrayLike | None = None) -> Prediction:
         """What the model of `client` predicts whose accuracy is in `clients`: of its test samples, or of samples `x`.
 
         It is what the protocol scores and reports (`protocol.score`, `protocol.report`), adapted as before it was
-        scored. `x` [n, ...] are in the units of the data set, shaped as its samples.
+        scored. `x` [n, ...] are in the units of the data set, shaped as its samples. A client goes by its number, or
+        by its name where the data have one.
 
         Raises:
+            UnknownName: there is no client of that name.
             FedbenchError: it was made without save_models=true, its accuracies are of no one model, or its data are
                 not here.
         """
+        if isinstance(client, str):
+            if client not in (names := self.names):
+                raise unknown("client", client, names)
+            client = names.index(client)
         return self._scored_models.predict(client, x)
 
     def column(self, name: str) -> float:

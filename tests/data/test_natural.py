@@ -80,6 +80,10 @@ def test_a_table_and_the_same_arrays_give_one_run_to_the_bit(tmp_path: Path) -> 
         assert (run.clients["size_train"] + run.clients["size_local"]).tolist() == [31, 3, 20]
         assert run.clients["acc"].tolist() == runs[0].clients["acc"].tolist()
         assert all(torch.equal(leaf, runs[0].models[name]) for name, leaf in run.models.items())
+        found = run.predict("south")
+        assert 100 * (found.classes == found.y).mean() == run.clients["acc"][2]
+    with pytest.raises(FedbenchError, match="unknown client 'nort'; nearest: north"):
+        runs[0].predict("nort")
     assert runs[3].folder == runs[4].folder, "the same content is the same run"
     assert runs[3].earlier is False
     assert fedbench.run(*SHORT, data=(X, Y, CLIENT)).earlier

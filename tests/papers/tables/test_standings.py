@@ -50,6 +50,24 @@ def test_who_is_above_the_references(table: dict[str, standings.Standing]) -> No
     assert table["local"].above == {"fedavg": False}
 
 
+def test_metrics_beside_accuracy_are_further_columns(tmp_path: Path) -> None:
+    """Means over seeds, of the rows that have them; a board without any has no such column."""
+    folder = recorded(tmp_path, SCORES)
+    assert "macro F1" not in standings.standings_markdown(standings.read_standings(folder))
+    ledger = Ledger(board(SCORES), folder)
+    ledger.read()
+    for (stage, _, row, _, seed), line in [*ledger.lines.items()]:
+        if stage == FINAL and row == "ditto":
+            ledger.lines[stage, "here", row, 1, seed] = {**line, "macro_f1": str((80.0, 81.0, 83.5)[seed])}
+    ledger.save()
+    drawn = standings.read_standings(folder)
+    assert drawn.federations[0].lines[0].measures == {"macro_f1": 81.5}
+    heading, _, first, second, *_ = [
+        line for line in standings.standings_markdown(drawn).splitlines() if line.startswith("|")
+    ]
+    assert [line.split("|")[-2].strip() for line in (heading, first, second)] == ["macro F1 %", "81.50", "-"]
+
+
 def test_two_seeds_tell_nothing(tmp_path: Path) -> None:
     (found,) = standings.read_standings(
         recorded(tmp_path, {row: values[:2] for row, values in SCORES.items()})
