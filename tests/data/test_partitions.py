@@ -266,6 +266,7 @@ GLOBAL = Protocol(sets="global")
         ("pathological_fedsac20", {"skew": 20}),
         ("feature_shift_code", {"decay": 2.0, "draw": 0}),
         ("concept_shift_code", {"decay": 3.0}),
+        ("groups_fedrema0.4", {"s": 0.4, "draw": 1}),
     ],
 )
 def test_names_on_the_command_line(name, fields):

@@ -97,13 +97,34 @@ def test_fedcollabs_shifts_have_table_4s_numbers_of_each_label(name: str, classe
     assert (found.label_map is None) == (classes == 10)
 
 
+def test_fedremas_program_deals_runs_of_sorted_labels() -> None:
+    """Half of 30 samples are of all labels, the last of which gets what is left; the other half of three labels."""
+    labels = np.arange(25000) % 10
+    found = drawn("groups_fedrema", labels, seed=1, s=0.5, size=30)
+    whole = [np.concatenate(each) for each in zip(found.train or (), found.test or (), strict=True)]
+    assert [len(part) for part in (*(found.train or ())[:2], *(found.test or ())[:2])] == [24, 24, 6, 6]
+    assert np.bincount(labels[whole[0]]).tolist() == [6, 6, 6, 1, 1, 1, 1, 1, 1, 6]
+    assert np.bincount(labels[whole[19]]).tolist() == [6, 1, 1, 1, 1, 1, 1, 1, 6, 11]
+    assert len(np.unique(np.concatenate(whole))) == 20 * 30
+    with pytest.raises(ConfigError, match="more than the data set has of some label"):
+        drawn("groups_fedrema", labels[:2000], seed=1, size=200)
+    with pytest.raises(ConfigError, match="is of 10 classes, the data set has 4"):
+        drawn("groups_fedrema", labels % 4, seed=1)
+
+
 CIFAR10 = [  # those of the authors' programs with the seed 0
     ("dir_fedsac", {"alpha": 0.1}, "e05ff5fb909a15c6"),
     ("dir_fedsac", {"alpha": 0.5}, "ca77351234148e02"),
     ("homo_fedsac", {}, "f58dd916ff275031"),
     ("pathological_fedsac", {"skew": 2}, "c65a519d981ff7df"),
     ("feature_shift_code", {}, "c0535f8ef53b126c"),
+    ("groups_fedrema", {}, "d66b7be203bc52cc"),
+    ("groups_fedrema", {"size": 100}, "328bc86de3f0265d"),
+    ("groups_fedrema", {"size": 100, "s": 0.4}, "bf11dd981e9465a8"),
+    ("groups_fedrema", {"size": 100, "s": 0.6}, "301e6117516b65fc"),
+    ("groups_fedrema", {"size": 100, "s": 0.8}, "d8a79b77b6508257"),
 ]
+OTHERS = [("mnist", "0e0308420ae78a3f"), ("fashion_mnist", "a8fbb95c554adbab")]
 CIFAR100 = [
     ("dir_fedsac", {"alpha": 0.1}, "0e09b4c96c091c60"),
     ("dir_fedsac", {"alpha": 0.5}, "a3f313f2c7f898cc"),
@@ -113,7 +134,9 @@ CIFAR100 = [
 
 @pytest.mark.parametrize(
     ("dataset", "name", "fields", "lists"),
-    [("cifar10", *each) for each in CIFAR10] + [("cifar100", *each) for each in CIFAR100],
+    [("cifar10", *each) for each in CIFAR10]
+    + [("cifar100", *each) for each in CIFAR100]
+    + [(dataset, "groups_fedrema", {}, lists) for dataset, lists in OTHERS],
 )
 def test_the_authors_draws_on_the_real_labels(dataset: str, name: str, fields: dict[str, object], lists: str) -> None:
     source = DATASETS.build({"name": dataset})
@@ -129,7 +152,8 @@ def test_the_authors_draws_on_the_real_labels(dataset: str, name: str, fields: d
 
 
 @pytest.mark.parametrize(
-    ("name", "sets"), [("homo_fedsac", "global"), ("dir_fedsac", "global"), ("feature_shift_code", "local")]
+    ("name", "sets"),
+    [("homo_fedsac", "global"), ("dir_fedsac", "global"), ("feature_shift_code", "local")],
 )
 def test_the_draw_and_not_the_run_decides(name: str, sets: str) -> None:
     """What every seed of a table gets; null draws one for each."""

@@ -36,6 +36,7 @@ SPECS = {
     "fold": {"folds": 2, "num_clients": 6},
     "fold_code": {"folds": 2, "num_clients": 6, "size": 100},
     "groups_s": {"size": 45},
+    "groups_fedrema": {"size": 25, "draw": None},
     "quantity": {"num_clients": 8},
     "homo_fedsac": {"draw": None},
     "dir_fedsac": {"alpha": 0.5, "draw": None},

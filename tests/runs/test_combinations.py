@@ -26,6 +26,7 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
     """Sizes for small data, in the place of the papers'."""
     return {
         "groups_s": {"size": 6},
+        "groups_fedrema": {"size": 10},
         "label_shift": {"min_small": 1, "min_test": 1},
         "fold": {"num_clients": 10},
         "fold_code": {"num_clients": 5, "size": 5},

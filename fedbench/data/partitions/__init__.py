@@ -19,6 +19,7 @@ PARTITIONS: Registry[PartitionSpec] = Registry(
         "file": "fedbench.data.partitions.file:FileSplit",
         "fold": "fedbench.data.partitions.groups:Fold",
         "fold_code": "fedbench.data.partitions.groups:FoldCode",
+        "groups_fedrema": "fedbench.data.partitions.programs:FedReMaGroups",
         "groups_s": "fedbench.data.partitions.groups:Groups",
         "homo": "fedbench.data.partitions.label:Homogeneous",
         "homo_fedsac": "fedbench.data.partitions.programs:FedSacHomogeneous",

@@ -23,6 +23,7 @@ from fedbench.data.partitions.label import SMALLEST_ALPHA
 from fedbench.data.partitions.shifts import CLIENTS, TYPE, permutations
 
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator
+CLASSES = 10  # of FedReMa's data sets
 
 
 @dataclass(frozen=True)
@@ -233,3 +234,68 @@ class ConceptShiftCode(ShiftCode):
         if classes < 4:
             raise ConfigError(f"{self.label} needs at least 4 classes, this data set has {classes}")
         return Assignment(train=train, test=test, label_map=permutations(classes)[TYPE])
+
+
+# groups_fedrema<s>: FedReMa's dataset/generator.py (liangh68/FedReMa), whose seed is 1. It is groups_s dealt in order:
+# samples sorted by label, a run of each label to each client in turn, from the 2000th of a label on; scikit-learn's
+# train_test_split cuts off a fifth for testing. The sort is not stable. Here it is NumPy's for long doubles, which has
+# no fast path that differs between processors, and gives what int64 did before NumPy 1.25. Whether the authors'
+# processor took such a path is not known, and nothing published tells which samples they had.
+
+
+@dataclass(frozen=True)
+class FedReMaGroups(AuthorsProgram):
+    """Three dominant labels a group of clients, and a share of all labels."""
+
+    name: ClassVar[str] = "groups_fedrema"
+    family_field: ClassVar[str] = "s"
+    pools: ClassVar[bool] = True
+    fixes_test: ClassVar[bool] = True
+
+    s: float = within(0.0, 1.0, 0.2)  # of a client's samples, spread over all labels
+    num_clients: int = at_least(5, 20)
+    size: int = at_least(10, 600)  # samples a client, training and test together; Table 2: 100
+    draw: int | None = within(0, LARGEST_SEED, 1)
+
+    def drawn(self, pool: Pool, seed: int) -> Assignment:
+        """As in the class above.
+
+        Raises:
+            ConfigError: there are not ten classes, or not enough samples of one.
+        """
+        if pool.classes != CLASSES:
+            raise ConfigError(f"{self.label} is of {CLASSES} classes, the data set has {pool.classes}")
+        program, train, test = np.random.RandomState(seed), list[Ints](), list[Ints]()
+        for samples in self.clients(pool):
+            cut = len(samples) - int(0.8 * len(samples))
+            mixed = samples[program.permutation(len(samples))]
+            test.append(pool.index[mixed[:cut]])
+            train.append(pool.index[mixed[cut:]])
+        return Assignment(train=train, test=test)
+
+    def clients(self, pool: Pool) -> list[Ints]:
+        """The places in the pool of each client's samples, in the program's order."""
+        order, stock = np.argsort(pool.labels.astype(np.longdouble)), len(pool) // CLASSES
+        taken, found = np.full(CLASSES, 2000), list[Ints]()
+        spread = int(self.size * self.s)
+        for client in range(self.num_clients):
+            first = 2 * (client * 5 // self.num_clients)
+            runs = list[Ints]()
+            for labels, samples in ((range(CLASSES), spread), (range(first, first + 3), self.size - spread)):
+                least = samples // len(labels)
+                for label in np.array(labels) % CLASSES:
+                    last = label == labels[-1] % CLASSES
+                    count = samples - least * (len(labels) - 1) if last else least
+                    if taken[label] + count > stock:
+                        taken[label] = 0
+                    start = label * stock + taken[label]
+                    runs.append(order[start : start + count])
+                    taken[label] += count
+            found.append(np.concatenate(runs))
+        given = np.concatenate(found)
+        if len(np.unique(given)) < self.num_clients * self.size:
+            raise ConfigError(
+                f"{self.label}: {self.num_clients} clients of {self.size} samples are more than the data set has of "
+                "some label; lower partition.size or partition.num_clients"
+            )
+        return found
