@@ -34,7 +34,7 @@ from fedbench.metrics import TIE, fairness
 from fedbench.papers import store
 from fedbench.papers.comparisons import holm
 from fedbench.papers.equivalence import LEVEL, Comparison, Sample, compare, seeds_needed
-from fedbench.papers.published import Published
+from fedbench.papers.published import Published, find_published
 from fedbench.papers.store import Provenance
 
 Floats = NDArray[np.float64]
@@ -197,7 +197,7 @@ def gains_by_client(shown: Frames) -> Iterator[str]:
         published = authors.clients(key) - authors.clients("local")
         gains, one = gap > TIE, published > TIE
         where = {"dataset": "fashion_mnist", "partition": "label_shift", "method": LABELS[key], "metric": "ipr"}
-        (printed,) = filter(None, [published.find("fedcollab", "T1", where)])
+        (printed,) = filter(None, [find_published("fedcollab", "T1", where)])
         test, seeds = share_test(gains, one, printed)
         p = exact_p(np.vstack([gains, one]).sum(0), len(gains) + 1, int(one.sum()))
         paired = stats.ttest_1samp(gap.mean(0) - published, 0.0)

@@ -25,7 +25,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.models import MODELS
 from fedbench.models.small import MLP
-from fedbench.runs import execution
+from fedbench.runs import building, execution
 from fedbench.runs.config import resolve
 from fedbench.testing.toys import KINDS, Subject, federation, setup, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
@@ -108,7 +108,7 @@ def test_every_network(name: str, engine: str) -> None:
 @pytest.mark.parametrize("preset", tiered(FEW, quick=["pfedgraph"]))
 def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrix, models, recorded arrays, checkpoint and scores of unseen clients come from the device."""
-    monkeypatch.setattr(execution, "pick_device", lambda _: DEVICE)
+    monkeypatch.setattr(building, "pick_device", lambda _: DEVICE)
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1e9)
     chosen = ["dataset=digits", "partition=dir0.5", "partition.num_clients=5", "model=mlp", f"method={preset}"]
     chosen += [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.errors import ConfigError
-from fedbench.papers import plan, spec
+from fedbench.papers import plan
 from fedbench.papers.selection import Scale, load_scale
 from fedbench.papers.spec import TableSpec
 from fedbench.runs.config import RunConfig
@@ -22,8 +22,8 @@ def at_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scale
     """The config of the first cell of a table at a scale that has no YAML."""
 
     def first(scale: Scale, table: TableSpec) -> RunConfig:
-        for module in (spec, plan):
-            monkeypatch.setattr(module, "load_scale", lambda _: scale)
+        for module in ("plan", "selection"):
+            monkeypatch.setattr(f"fedbench.papers.{module}.load_scale", lambda _: scale)
         return plan.make(table, selection(tmp_path, seeds=(0,))).cells[0].jobs[0].config
 
     return first
