@@ -66,7 +66,9 @@ def collect_command(arguments: Sequence[str]) -> int:
         prog="python -m fedbench collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE
     )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="all columns, as .parquet or .csv (default: the main ones, printed)"
+    )
     parser.add_argument("--no-config", action="store_true", help="only the result rows")
     parser.add_argument("--clients", action="store_true", help="columns for the worst tenth, and for thirds by size")
     hurt = "with --clients: columns hurt_METHOD, the share of clients below that method's by more than the margin"
@@ -94,11 +96,27 @@ def collect_command(arguments: Sequence[str]) -> int:
         said = remark(part for parts in changed for part in parts)
         print(f"{sum(map(bool, changed))} of {amount(len(table), 'run')}, see code_changed: {said}", file=sys.stderr)
     if out is None:
-        table.to_csv(sys.stdout, index=False)
+        _print_columns(table, CLIENT_COLUMNS if given.clients else RUN_COLUMNS)
         return 0
     write_frame(table, out)
     print(f"{out}: {amount(len(table), 'run')}, {len(table.columns)} columns")
     return 0
+
+
+RUN_COLUMNS = ("method", "dataset", "partition", "model", "seed", "clients", "rounds", "acc", "ipr", "rsd")
+CLIENT_COLUMNS = ("method", "partition", "seed", "acc", "acc_worst_tenth", "acc_small", "acc_middle", "acc_large")
+HURT = ("hurt_", "clients_hurt_")
+
+
+def _print_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
+    """Print these columns and those of --against; say how many others there are."""
+    names = [name for name in (*names, *(each for each in map(str, table) if each.startswith(HURT))) if name in table]
+    shown = Table(*names)
+    for line in table[names].to_dict("records"):
+        shown.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()))
+    console = Output() if sys.stdout.isatty() else Output(width=200)
+    console.print(shown)
+    print(f"{amount(len(table), 'run')}; --out runs.csv writes all {len(table.columns)} columns")
 
 
 def write_frame(table: pd.DataFrame, out: Path) -> None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from rich.text import Text as Words
 
 from fedbench.core.errors import FedbenchError, nearest, unknown
 from fedbench.core.files import as_csv, frame_of, write_csv, write_text
+from fedbench.core.latex import latex, latex_line, latex_spans, latex_table
 from fedbench.core.markdown import escaped, markdown
 from fedbench.papers import comparisons, recorded, store, verdict
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
@@ -226,24 +226,6 @@ class FilledTable:
 # A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.
 
 LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?", UNDECIDABLE: r"$\emptyset$"}
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "†": r"$\dagger$",
-    "‡": r"$\ddagger$",
-}
 
 
 def draw_latex(table: TableResult) -> str:
@@ -251,56 +233,32 @@ def draw_latex(table: TableResult) -> str:
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     width = len(spec.metrics)
-    lines = [
-        r"\begin{table}",
-        rf"\caption{{{_latex(table.title)}}}",
-        rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
-        r"\toprule",
-    ]
     above = [headings(table, column) for column in layout.columns]
-    if any(group for group, _ in above):
-        lines.append(_spans([group for group, _ in above], width))
-    lines.append(_spans([label for _, label in above], width))
+    head = [latex_spans([group for group, _ in above], width)] if any(group for group, _ in above) else []
+    head.append(latex_spans([label for _, label in above], width))
     if width > 1:
-        lines.append(" & ".join(["", *(_latex(metric.label) for _, metric in pairs)]) + r" \\")
-    lines.append(r"\midrule")
+        head.append(latex_line(["", *(latex(metric.label) for _, metric in pairs)]))
+    body = []
     for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
-        lines.append(" & ".join([_latex(row.label), *map(_ours, texts)]) + r" \\")
-        if spec.paper:
-            lines.append(" & ".join([r"\quad published", *map(_published, texts)]) + r" \\")
-    lines += [
-        r"\bottomrule",
-        r"\end{tabular}",
-        *(f"% {' '.join(note.splitlines())}" for note in notes(layout)),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _latex(text: str) -> str:
-    """Return `text` with LaTeX's special characters made printable."""
-    return "".join(SPECIAL.get(character, character) for character in text)
-
-
-def _spans(labels: list[str], width: int) -> str:
-    """Return a heading line over `width` columns a label; neighbours with one label share it."""
-    spans = [(label, width * len([*same])) for label, same in groupby(labels)]
-    return " & ".join(["", *(rf"\multicolumn{{{n}}}{{c}}{{{_latex(label)}}}" for label, n in spans)]) + r" \\"
+        body.append(latex_line([latex(row.label), *map(_ours, texts)]))
+        if any(published := [*map(_published, texts)]):
+            body.append(latex_line([r"\quad published", *published]))
+    return latex_table(table.title, spec.name, f"l{'r' * len(pairs)}", head, body, [*notes(layout)])
 
 
 def _ours(text: Text) -> str:
     if not text.ran:
         return "--"
     marked = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(text.place, "%s")
-    return marked % _latex(text.ours)
+    return marked % latex(text.ours)
 
 
 def _published(text: Text) -> str:
     if text.published == "-":
         return ""
-    sign = LATEX_SIGNS.get(text.verdict.kind, "") + (SPECIAL["†"] if text.verdict.exploratory else "")
-    return f"{_latex(text.published)} {sign}".rstrip()
+    sign = LATEX_SIGNS.get(text.verdict.kind, "") + (latex("†") if text.verdict.exploratory else "")
+    return f"{latex(text.published)} {sign}".rstrip()
 
 
 # A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.

@@ -17,6 +17,8 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, replacing, setting_name, write_text
+from fedbench.core.latex import latex, latex_line, latex_table
+from fedbench.core.markdown import markdown as grid
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sample_metrics import known
@@ -212,7 +214,7 @@ def write_picture(figure: Any, folder: Path) -> None:
             figure.savefig(temporary, format=suffix, dpi=150, bbox_inches="tight")
 
 
-# The files of a named sweep: runs.csv, mean and spread over seeds as table.csv and table.md, figure.svg and .png.
+# The files of a named sweep: runs.csv, mean and spread over seeds as table.csv, .md and .tex, figure.svg and .png.
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
@@ -233,7 +235,10 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     write_runs(folder, runs)
     lines = table(runs, keys, config.y)
     write_text(folder / "table.csv", lines.to_csv(index=False))
-    write_text(folder / "table.md", markdown(lines, keys, fixed(outcomes, keys)))
+    same = fixed(outcomes, keys)
+    write_text(folder / "table.md", markdown(lines, keys, same))
+    title = ", ".join(filter(None, (config.name, config.mirrors)))
+    write_text(folder / "table.tex", tex(lines, keys, same, title, folder.name))
     write_picture(draw(config, runs, keys), folder)
     return folder
 
@@ -332,22 +337,39 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     return filled
 
 
-def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) -> str:
-    """Return the table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
+def cells(lines: pd.DataFrame, keys: Sequence[str]) -> list[list[str]]:
+    """Return headings and lines: swept values, seeds, and mean ± standard deviation of each metric that any line has.
 
-    `score` is left out where it is `acc`. Below stands what is the `same` for all runs. What other code made is marked.
+    `score` is left out where it is `acc`. What other code made is marked.
     """
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
     if {"score", "acc"} <= {*names} and lines["score"].equals(lines["acc"]):
         names.remove("score")
-    rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
+    rows = [[*keys, "seeds", *names]]
     for line in lines.to_dict("records"):
         spread = [_mean_std(line[name], line[f"{name}_std"], STALE if line["code_changed"] else "") for name in names]
         rows.append([*(str(line[key]) for key in keys), str(line["seeds"]), *spread])
-    grid = "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+    return rows
+
+
+def remarks(lines: pd.DataFrame, same: Mapping[str, str]) -> list[str]:
+    """Return what stands below the table: means over fewer than all clients, what is the `same` for all runs, marks."""
     settings = "all runs: " + ", ".join(f"`{key}={value}`" for key, value in same.items()) if same else ""
     said = remark(part for parts in lines["code_changed"] for part in parts.split(", ") if part)
-    return "\n".join([grid, *(f"{text}\n" for text in (*lines["fewer"], settings, said) if text)])
+    return [text for text in (*lines["fewer"], settings, said) if text]
+
+
+def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) -> str:
+    """Return the table for people."""
+    return "\n".join([grid(cells(lines, keys)), *(f"{text}\n" for text in remarks(lines, same))])
+
+
+def tex(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str], title: str, name: str) -> str:
+    """Return the table for a paper."""
+    shown = cells(lines, keys)
+    columns = "l" * len(keys) + "r" * (len(shown[0]) - len(keys))
+    head, *body = (latex_line([*map(latex, row)]) for row in shown)
+    return latex_table(title, name, columns, [head], body, remarks(lines, same))
 
 
 def _mean_std(mean: float, std: float, mark: str) -> str:

@@ -67,9 +67,12 @@ def test_one_row_a_run_with_its_config_flattened(
     assert list(table["path"]) == [str(runs / "a"), str(runs / "b")]
 
 
-def test_standard_output_is_csv(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_the_main_columns_are_printed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect", str(runs / "a"), "--no-config"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "method,seed,acc,ipr,path,code_changed"
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].strip("┃│ ").split() == ["method", "┃", "seed", "┃", "acc", "┃", "ipr"]
+    assert said[3].strip("│ ").split(" │ ")[0].strip() == "fedprox"
+    assert said[-1] == "1 run; --out runs.csv writes all 6 columns"
 
 
 def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,9 +100,19 @@ def test_an_experiment_ends_in_a_table_and_a_figure(
         "runs.csv",
         "table.csv",
         "table.md",
+        "table.tex",
         "figure.svg",
         "figure.png",
     }
+    tex = (folder / "table.tex").read_text(encoding="utf-8").splitlines()
+    heads = (folder / "table.md").read_text(encoding="utf-8").splitlines()[0].strip("| ").split(" | ")
+    assert tex[3] == r"\caption{fedcollab\_c, FedCollab, Figure 6}"
+    assert tex[4] == r"\label{tab:fedcollab-c-dataset-digits-protocol-quick-protocol.rounds-1}"
+    assert tex[5:7] == [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
+    assert tex[7] == " & ".join(heads).replace("_", r"\_") + r" \\"
+    assert tex[9].startswith(r"0 & 2 & ")
+    assert r" $\pm$ " in tex[9]
+    assert "" not in tex
     filled = pd.read_csv(folder / "table.csv")
     assert list(filled["method.C"]) == [0, 1000]
     assert list(filled["seeds"]) == [2, 2]

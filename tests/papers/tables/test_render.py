@@ -90,6 +90,17 @@ def test_latex_escapes_and_marks() -> None:
     for line in text.splitlines():
         if line.endswith(r"\\"):
             assert line.count(" & ") == 1  # a label and one column
+    assert text.splitlines()[:6] == [
+        r"% needs \usepackage{booktabs} in the preamble",
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Toy \& table}",
+        r"\label{tab:toy}",
+        r"\begin{tabular}{lr}",
+    ]
+    assert "" not in text.splitlines()
+    assert text.count(r"\quad published &") == len(PUBLISHED)
+    assert not [line for line in text.splitlines() if line.startswith(r"\quad published &  ")]
 
 
 def test_csv_has_every_cell_with_all_digits() -> None:
