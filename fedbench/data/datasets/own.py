@@ -454,7 +454,8 @@ def _copies(x: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     if not copies:
         return []
     leaked = sum(digest in trained for digest in digests[count:])
-    told = f"{copies} of {len(y)} samples are copies of others, {leaked} test samples are of training samples"
+    told = f"{copies} of {len(y)} samples are copies of others"
+    told += f", {leaked} test samples are of training samples" * (count < len(y))  # else the protocol will split them
     return [f"{told}: models may be tested on what they were trained on; leave copies out, or use partition=file"]
 
 
