@@ -27,6 +27,7 @@ SMALL = (
 SMALL += ("hardware=cpu", "hardware.engine=looped")
 
 
+@pytest.mark.slow
 def test_sweeps_and_runs_in_threads_are_as_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_same_run_asked_for_at_once_is_made_once_and_waited_for(
     assert "in use by process" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_processes_at_one_run_wait_for_each_other(tmp_path: Path) -> None:
     code = (
         "import fedbench, sys\n"

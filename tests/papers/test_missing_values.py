@@ -137,6 +137,7 @@ def test_a_run_is_a_row_as_soon_as_it_has_finished(
     assert [(os.getpid(), signal.SIGTERM)] * rings == SENT
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_that_failed_is_told_and_stops_no_other(
     tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ def test_any_partition_of_any_data(spec: PartitionSpec, data: Dataset, protocol:
         assert all(sorted(row) == list(range(data.classes)) for row in partition.label_map.tolist())
 
 
+@pytest.mark.slow
 @given(specs(), datasets(), protocols(), st.integers(0, 2**40), st.randoms(use_true_random=False))
 @tried(1)
 def test_any_partition_comes_back_from_its_file(

@@ -48,6 +48,7 @@ def test_options_have_their_default_domain_and_comment_and_those_that_are_varied
     assert "`method.personal_epochs`" in folded
 
 
+@pytest.mark.slow
 def test_each_method_has_a_page_with_its_paper_law_leaves_and_rows_of_boards() -> None:
     pages = make_site.method_pages()
     assert {*pages} == {f"methods/{name}.md" for name in ("index", *groups.registry("method"))}

@@ -119,6 +119,7 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
         _conclude([judged(0, None)], ["+method.mu"])
 
 
+@pytest.mark.slow
 def test_a_tuning_of_other_runs_with_the_same_name_is_moved_aside(tmp_path: Path, capsys: Any) -> None:
     for key, trial in (("k1", 40.0), ("k1", 50.0), ("k2", 60.0)):
         found = judged(1, trial)

@@ -150,6 +150,7 @@ def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_pa
     assert execute._stackable([entry.job for entry in elsewhere.entries(stages(BOARD)[0])]) == []
 
 
+@pytest.mark.slow
 def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
     filled: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_run_that_other_code_failed_is_made_again(tmp_path: Path, monkeypatch:
     assert ledger.missing(entries) == entries, "it was not tried since"
 
 
+@pytest.mark.slow
 def test_a_row_that_is_refused_before_it_begins_does_not_stop_the_board(tmp_path: Path) -> None:
     rows = {"headless": ("method=fedavg", "method.private=[@norm]")}
     board = dataclasses.replace(BOARD, methods=("local", "fedavg"), rows=rows, rungs=(1,), seeds=(0,))

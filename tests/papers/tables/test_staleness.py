@@ -86,6 +86,7 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     assert STALE not in table(tmp_path)
 
 
+@pytest.mark.slow
 def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_again(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
