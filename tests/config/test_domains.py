@@ -23,7 +23,7 @@ from tests.helpers.presets import PRESETS, SCHEMAS, build, parameters, preset, r
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
 FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when needed, or read by a parser
-    *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment", "cohort"),
+    *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment", "cohort", "metrics"),
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
     *("architecture", "called", "record", "uri", "experiment", "address"),
 }

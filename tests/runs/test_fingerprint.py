@@ -198,6 +198,7 @@ CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
     Definition("fedbench.engine.setup", "first_round_inputs"),
     Definition("fedbench.engine.workers", "available_workers"),
+    Definition("fedbench.sample_metrics", "known"),
     Definition("fedbench", "__getattr__"),
 }
 
