@@ -213,7 +213,7 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
         number, where = (stop.number, stop.where) if isinstance(stop, Stopped) else (signal.SIGINT, "")
         for line in where.splitlines() or [""]:  # one a run
             print(f"interrupted {line}".rstrip(), file=sys.stderr)
-        print(f"go on: {shlex.join([*program.split(), *arguments])}", file=sys.stderr)
+        print(f"resume with: {shlex.join([*program.split(), *arguments])}", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:
         _write_no_more()

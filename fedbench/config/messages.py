@@ -68,7 +68,7 @@ def one_line(error: BaseException) -> str | None:
 def _by_others(error: BaseException) -> str | None:
     """What other libraries, or the interpreter, could not do."""
     if type(error).__module__.startswith(("submitit.", "joblib.externals.loky", "ray.")):
-        return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
+        return f"a job ended without a result (the same command resumes): {_flat(str(error))[:300]}"
     if isinstance(error, RecursionError) and _raised_by(error, READERS):
         return "a value is nested too deeply to be read"
     if is_out_of_memory(error):
@@ -82,7 +82,7 @@ def _system(error: OSError) -> str | None:
     if error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"  # a folder that may not be written
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}: make room, and the same command goes on"
+        return f"{error.strerror}: make room; the same command resumes"
     return None
 
 

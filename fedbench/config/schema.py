@@ -333,7 +333,7 @@ class ProtocolConfig(Component):
         """
         if self.unseen >= clients:
             raise ConfigError(
-                f"protocol.unseen={self.unseen} leaves nobody to train of the {clients} clients of the partition; "
+                f"protocol.unseen={self.unseen} leaves none of the {clients} clients of the partition to train; "
                 "lower it, or add clients"
             )
         return clients - self.unseen

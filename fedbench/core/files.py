@@ -320,7 +320,7 @@ class FolderLock:
 
 @functools.cache
 def _tell_of_no_locks() -> None:
-    log.warning("this disk has no locks (flock); a file .held in a folder takes their place, see docs/hardware.md")
+    log.warning("this disk has no locks (flock); a file .held replaces them, see docs/hardware.md")
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
             if whole[key].shape[1:] != leaf.shape[1:]:
                 raise ConfigError(
                     f"leaf '{key}' is {list(whole[key].shape[1:])} on some clients and {list(leaf.shape[1:])} on "
-                    "others; what clients of several kinds share must have one shape"
+                    "others; a leaf that several modalities share must have one shape"
                 )
             whole[key][places(leaf.device)] = leaf
     return whole

@@ -103,7 +103,7 @@ def _fetch(remote: Part, part: Path, report: Report) -> None:
         fruitless = 0 if _size(part) > before else fruitless + 1
         if urls and fruitless < FRUITLESS:
             time.sleep(PAUSE)
-    kept = "; what came is kept, the same command goes on" if _size(part) else ""
+    kept = "; the part that came is kept, the same command resumes" if _size(part) else ""
     raise DataMissing(reason + kept)
 
 
@@ -400,7 +400,9 @@ class FileSource(DataSource):
             looked = ", ".join(state.looked)
             raise DataMissing(f"data set '{self.name}' is in none of: {looked}; to get it, {state.how}")
         if self.root and not files[0].is_relative_to(Path(self.root).expanduser()):
-            _say(f"dataset.root={self.root} has not the files of {self.name}; those in {files[0].parent} are used")
+            _say(
+                f"dataset.root={self.root} does not hold the files of {self.name}; those in {files[0].parent} are used"
+            )
         return cached_arrays(self._key(files), lambda: self._checked(files, report))
 
     @property

@@ -113,7 +113,7 @@ def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
     try:
         return MemoryModel.of(setup, partial(gpu_peak, device), capture).chunk(cohort, budget)
     except Exception as error:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
-        log.warning("no trial told how many clients fit in memory, %d train at once: %s", sure, error)
+        log.warning("the trial of memory failed, %d clients train at once: %s", sure, error)
         return sure
 
 

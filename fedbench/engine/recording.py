@@ -126,7 +126,7 @@ def check(recorder: Recorder, setup: Setup) -> None:
     if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:
         raise ConfigError(f"record={recorder.name}@{late[0]}: the run has rounds 1 to {rounds}")
     if (kinds := len(setup.kinds)) > 1 and not recorder.several:
-        raise ConfigError(f"record={recorder.name} compares clients of one kind, these are of {kinds}: leave it out")
+        raise ConfigError(f"record={recorder.name} compares clients of one modality, here are {kinds}: leave it out")
     try:
         recorder.fits(_trial(setup))
     except ConfigError as error:

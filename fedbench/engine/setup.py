@@ -317,8 +317,8 @@ def check_kinds(method: Method, kinds: int) -> None:
     methods = registry("method")
     able = [name for name in methods if not methods.build({"name": name}).why_one_kind]
     raise ConfigError(
-        f"{reason}, here clients are of {kinds} kinds whose networks differ; choose one of {', '.join(able)}, "
-        "where method=per_kind runs any method/base=NAME inside each kind that does not prepare with all data"
+        f"{reason}, but clients have {kinds} modalities with different networks; choose one of {', '.join(able)}, "
+        "or method=per_kind method/base=NAME, which runs any method without a preparation inside each modality"
     )
 
 
@@ -368,7 +368,7 @@ def joined(
     """
     members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)), minlength=len(task.kinds))
     if not members.all():
-        raise ConfigError(f"protocol.unseen={protocol.unseen} leaves nobody of a kind of client to train; lower it")
+        raise ConfigError(f"protocol.unseen={protocol.unseen} leaves no client of one modality to train; lower it")
     parts = tuple(
         Setup(method, own, federation, protocol, seed, members=int(count))
         for own, federation, count in zip(task.kinds, federations, members, strict=True)

@@ -43,20 +43,20 @@ class Kinds(Model):
         super().__post_init__()
         if not isinstance(self.kinds, Mapping) or len(self.kinds) < 2:
             raise ConfigError(
-                "model.kinds must name at least two kinds of client, as {image: {name: cub_cnn}, text: {name: textcnn}}"
+                "model.kinds must name at least two modalities, as {image: {name: cub_cnn}, text: {name: textcnn}}"
             )
         if wrong := next((name for name in self.kinds if not name.isidentifier() or name == "head"), None):
-            raise ConfigError(f"model.kinds: '{wrong}' cannot name a kind; use letters, and not 'head'")
+            raise ConfigError(f"model.kinds: '{wrong}' cannot name a modality; use letters, and not 'head'")
         if self.clients and len(self.clients) != len(self.kinds):
             raise ConfigError(
-                f"model.clients={list(self.clients)} must have a number for each of {len(self.kinds)} kinds"
+                f"model.clients={list(self.clients)} must have a number for each of {len(self.kinds)} modalities"
             )
         object.__setattr__(self, "kinds", {name: _built(name, each) for name, each in self.kinds.items()})
         for place, each in (("", self), *((f"kinds.{name}.", net) for name, net in self.kinds.items())):
             if each.classifier != "own":
                 raise ConfigError(
-                    f"model.{place}classifier={each.classifier}: clients of several kinds share the last layer and no "
-                    "other; use classifier=own"
+                    f"model.{place}classifier={each.classifier}: modalities share the last layer and no other; "
+                    "use classifier=own"
                 )
 
     @property
@@ -83,7 +83,8 @@ class Kinds(Model):
         if 0 in numbers:
             alone = list(self.kinds)[numbers.index(0)]
             raise ConfigError(
-                f"kind '{alone}' has no client: {len(partition)} for {count} kinds; raise partition.num_clients"
+                f"modality '{alone}' has no client: {len(partition)} for {count} modalities; "
+                "raise partition.num_clients"
             )
         if sum(numbers) != len(partition):
             raise ConfigError(
@@ -101,7 +102,7 @@ class Kinds(Model):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(f"model {self.label} is one network for each kind of client; choose one of them")
+        raise ConfigError(f"model {self.label} has one network for each modality; choose one of these networks")
 
 
 def _built(name: str, given: Any) -> Model:
@@ -306,7 +307,7 @@ class JointTask(Task):
         for name, other in zip(self._names[1:], shapes[1:], strict=True):
             if other != shapes[0]:
                 raise ConfigError(
-                    f"clients of kinds '{self._names[0]}' and '{name}' share the classifier layer, whose weights are "
+                    f"the modalities '{self._names[0]}' and '{name}' share the classifier layer, whose weights are "
                     f"{list(shapes[0].get('weight', ()))} and {list(other.get('weight', ()))}; choose networks with "
                     "representations of one width"
                 )
@@ -337,7 +338,7 @@ class JointTask(Task):
                 yield chosen, trees.rows(leaves, chosen)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
-        raise RuntimeError("clients of several kinds have no network in common; run one of task.kinds")
+        raise RuntimeError("clients of several modalities have no network in common; run one of task.kinds")
 
 
 def owner(leaf: str, names: Sequence[str]) -> str:

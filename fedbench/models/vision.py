@@ -97,13 +97,13 @@ def fill(net: nn.Module, state: Mapping[str, torch.Tensor], where: str, whose: s
         net.load_state_dict(state)
     except RuntimeError as error:
         own = net.state_dict()
-        wrong = [f"lacks '{name}'" for name in own if name not in state and not name.endswith("num_batches_tracked")]
+        wrong = [f"has no '{name}'" for name in own if name not in state and not name.endswith("num_batches_tracked")]
         wrong += [
             f"has '{name}' of shape {list(state[name].shape)} and not {list(leaf.shape)}"
             for name, leaf in own.items()
             if name in state and state[name].shape != leaf.shape
         ]
-        wrong += [f"has '{name}', which the network lacks" for name in state if name not in own]
+        wrong += [f"has '{name}', which the network does not have" for name in state if name not in own]
         raise DataCorrupt(
             f"{where} is no state dict of {whose}: it {wrong[0]}; set model.weights=FILE to one that is"
         ) from error

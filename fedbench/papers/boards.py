@@ -180,8 +180,8 @@ class Board:
             raise ConfigError(f"{where} tunes on seed {min(both)}, which a final run has; use another in tuning_seeds")
         if list(self.rungs) != sorted({*self.rungs}) or self.trials < 2 ** (len(self.rungs) - 1) or not self.rungs:
             raise ConfigError(
-                f"{where}: {self.trials} trials over rungs of {list(self.rungs)} rounds; half of them go on each time, "
-                "to more rounds, and one must be left"
+                f"{where}: {self.trials} trials over rungs of {list(self.rungs)} rounds; half of them enter the next "
+                "rung, and one must be left"
             )
         if "local" not in self.references:
             raise ConfigError(f"{where}: references must hold local, which every row is measured against")
@@ -327,8 +327,8 @@ class Ledger:
         self.machines = {*made["machine"].split("; ")}
         if made["hash"] != board.hash:
             raise ConfigError(
-                f"conf/leaderboard/{board.name}.yaml is no longer what {self.folder} was recorded by ({made['hash']}, "
-                f"now {board.hash}): bring it back, or copy it to another name for another board"
+                f"conf/leaderboard/{board.name}.yaml differs from the one that made {self.folder} "
+                f"({made['hash']}, now {board.hash}): restore it, or copy it to another name for another board"
             )
         if lost := {row for _, _, row, *_ in self.lines} - {*board.all_rows}:
             raise ConfigError(f"{self.folder} has a row '{min(lost)}', and no method of that name is here")

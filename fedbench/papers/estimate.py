@@ -156,7 +156,7 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     disk = total.kept + at_once * total.checkpoint
     short = " (too little: runs_dir=DIR goes elsewhere)" if disk > room else ""
     kept = f"{human_bytes(total.kept)} in {missing[0].config.settings.runs_dir}"
-    most = f"{human_bytes(disk)} with checkpoints while runs go on"
+    most = f"{human_bytes(disk)} with the checkpoints of unfinished runs"
     yield f"disk: about {kept}, {most}; {human_bytes(room)} are free{short}"
 
 

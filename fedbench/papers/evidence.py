@@ -180,7 +180,7 @@ def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[
     except Stopped as stop:
         if not over.is_set():  # somebody else's signal
             raise
-        print(f"the time is over; the same command goes on {stop.where}".rstrip())
+        print(f"the time is over; the same command resumes {stop.where}".rstrip())
     finally:
         timer.cancel()
     for job in jobs:

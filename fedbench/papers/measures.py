@@ -33,7 +33,7 @@ PATTERNS = {
     **{f"{name}_on_": f"{metric.words} on the {{}} test set" for name, metric in METRICS.items()},
     **{f"{name}_unseen_": f"{metric.words} of clients that no round met, {{}}" for name, metric in METRICS.items()},
     "acc_on_": "accuracy on the {} test set, percent",
-    "acc_of_": "accuracy of the clients of kind {}, percent",
+    "acc_of_": "accuracy of the clients of modality {}, percent",
     "acc_unseen_": "accuracy of clients that no round met, percent, {}",
 }
 

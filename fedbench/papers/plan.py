@@ -193,7 +193,7 @@ class Plan:
             return False
         why = ""
         if job.key in self.stored.apart:
-            why = "against another result of Local than the table's, which was run again since"
+            why = "against another run of Local than the table's"
         for how, run in (("against a baseline of", cell.baseline_of(job)), ("by", job)):
             code = self.stored.rows.get(run.key, {}).get("code") if run else ""
             if run and (parts := fingerprint.changed(code or "", run.folder.today)):

@@ -169,7 +169,7 @@ class RunCounts:
         """Return one line for people."""
         return (
             f"{self.runs} runs: {self.changed} made by other code than today's, "
-            f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
+            f"{self.unknown} recorded before code was, {self.apart} measured against another run of Local"
         )
 
 

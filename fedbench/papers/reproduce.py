@@ -1,4 +1,4 @@
-"""`python -m fedbench reproduce` and `figure`: run what a table or figures lack, and draw them."""
+"""`python -m fedbench reproduce` and `figure`: run what is missing of a table or of figures, and draw them."""
 
 from __future__ import annotations
 
@@ -44,32 +44,31 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   results=results      where the filled table goes; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
-  render=false         true: draw the table again from its files, look at no run
+  render=false         true: draw the table again from its files, without reading runs
   formats=csv,tex      beside table.md: cells.csv (every value) and the tests that the table allows; table.tex
 
-Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
-of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
-reference_seed=100). launcher=NAME launcher.KEY=VALUE make the runs elsewhere: joblib, submitit_slurm, ray, or a ready
-one of conf/hydra/launcher: eight_cards, slurm_account, ray_cluster (docs/hardware.md).
-The same command again runs only what is missing.
+Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. The table then
+has its own folder and no verdicts, unless its YAML lists the key in left_open, such as partition_seed.
+launcher=NAME launcher.KEY=VALUE run it elsewhere: joblib, submitit_slurm, ray, eight_cards, slurm_account, ray_cluster
+(docs/hardware.md). The same command again runs only what is missing.
 
-Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,
-stopped.
+Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect of the
+program; 130 and 143, stopped.
 """
 FIGURE_HELP = """\
 usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
 
-  NAME                 fedsac_f1, say, or all; `python -m fedbench list figures` lists them
-  scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits; where the
-                       paper's data are not here, paper draws the open setting and says so
+  NAME                 such as fedsac_f1, or all; `python -m fedbench list figures` lists them
+  scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits. If the
+                       paper's data are missing, paper draws the open setting and says so
   seeds=5              that many, or a list: seeds=[0,3]
   jobs=N               runs at once (default: one a core, on a GPU one)
   results=results      the figures go to DIR/figures/SCALE/; the runs themselves go to runs_dir
   dry_run=false        true, or --dry-run: show what is to be run and stop
-  render=false         true: draw again from the arrays that are kept, look at no run
+  render=false         true: draw again from the stored arrays, without reading runs
   formats=svg,png      also pdf
 
-Everything else is an override of every run, and said in the caption: protocol.rounds=5 hardware=cpu runs_dir=DIR.
+Everything else is an override of every run, and the caption names it: protocol.rounds=5 hardware=cpu runs_dir=DIR.
 The same command again runs only what is missing.
 """
 REDRAW_HELP = """\
@@ -82,7 +81,7 @@ LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated
 COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
 FIGURE_KEYS = (*COMMON, "formats")
-ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
+ELSEWHERE = "another process is running it, or was stopped; the same command resumes"
 
 
 # What a command line selects.
@@ -422,8 +421,8 @@ def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
     current = plan.make_plan(earlier.spec, earlier.selection)  # what was missing is there now
     if lacking := current.missing():
         job = lacking[0]
-        reason = job.failure or f"not finished; {current.command()} goes on"
-        line = f"{current.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}"
+        reason = job.failure or f"not finished; {current.command()} resumes"
+        line = f"{current.spec.name}: {len(lacking)} runs are missing: {' '.join(job.overrides)}: {reason}"
         print(line, file=sys.stderr)
         return False
     drawn = plan.save_figure(folder, current, arrays.collect(current), current.selection.formats)
@@ -438,8 +437,8 @@ def _redraw_figures(selection: Selection, folder: Path) -> int:
     places = {name: plan.place_of_figure(folder, name, selection.scale) for name in selection.figures}
     if lacking := [name for name, place in places.items() if place is None]:
         scale = plan.QUICK if selection.scale == plan.PAPER else selection.scale
-        how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} makes them"
-        print(f"not made below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
+        how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} runs them"
+        print(f"missing below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
     for place in filter(None, places.values()):
         print(plan.redraw(place, selection.formats).mirrors)
     plan.write_overview(folder)

@@ -292,29 +292,29 @@ def rules(drawn: Standings) -> Iterator[str]:
     further = f", at the last rung also {', '.join(map(str, more))}" if more else ""
     yield "All rows of a seed have the same partition, initial weights, cohorts and batches. Cost is not equalised."
     yield (
-        f"Each row has {board['trials']} trials in each federation: its default, and values drawn before any run. Half "
-        f"of them go on from rung to rung ({rungs} rounds) by validation accuracy, on seed {first}{further}; "
-        "final runs have other seeds."
+        f"Each row has {board['trials']} trials in each federation: its default, and values drawn before any run. The "
+        f"better half enters the next rung ({rungs} rounds) by validation accuracy, on seed {first}{further}. "
+        "Final runs have other seeds."
     )
     yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
     yield "±: half of the 95 % interval of the mean over seeds."
     yield (
-        "best ●: cannot be told to be below the highest mean of the rows with most seeds (paired over seeds, Student's "
-        f"t, Holm, 5 %: of 20 truly best rows one may lack it); {DASH}: fewer than {LEAST_PAIRS} seeds."
+        "best ●: no significant difference from the highest mean of the rows with most seeds (paired t-test over "
+        f"seeds, Holm, 5 %; one in 20 truly best rows may lack it). {DASH}: fewer than {LEAST_PAIRS} seeds."
     )
-    yield f"not above: the references ({references}) that the row cannot be told to be above, by the same test."
+    yield f"not above: the references ({references}) that the row does not exceed significantly, by the same test."
     yield "validation: the accuracy of the default and of the chosen trial at the first rung."
     yield "of all trials: the lowest and the highest accuracy there."
     yield (
-        "to Local's accuracy: bytes up and down, and seconds, until a final run's validation accuracy is that of tuned "
-        "Local after its last round. Seconds depend on what else the machine did."
+        "to Local's accuracy: bytes up and down, and seconds, until a final run reaches the validation accuracy of "
+        "tuned Local after its last round. Seconds depend on the machine's other work."
     )
-    yield "worst tenth: mean accuracy of the tenth of clients with the lowest."
-    yield f"hurt: clients that are worse by more than {HURT:g} point than under {references}."
+    yield "worst tenth: mean accuracy of the worst tenth of clients."
+    yield f"hurt: share of clients that are more than {HURT:g} point worse than under {references}."
     yield (
-        "unseen: mean accuracy of the clients that no round met (protocol.unseen), as received and after one and five "
-        f"epochs of the method's own adaptation; {DASH}: it has nothing for them in a seed, unseen_note in {ROWS} says "
-        "what."
+        "unseen: mean accuracy of clients that never took part (protocol.unseen), with the received model and after "
+        f"one and five epochs of the method's own adaptation. {DASH}: it has no model for them in a seed; "
+        f"unseen_note in {ROWS} says why."
     )
     yield from board["notes"]
     for name, why in board["without"].items():
@@ -326,8 +326,8 @@ def standings_markdown(drawn: Standings) -> str:
     text = [f"# {drawn.title}\n"]
     text.append(
         f"Made by `python -m fedbench leaderboard board={drawn.name}`; how to read it: "
-        f"[docs/leaderboard.md](../../../docs/leaderboard.md). {drawn.runs} runs, {drawn.cost:.2f} hours by their "
-        f"clocks ({drawn.machine}). Declared in `conf/leaderboard/{drawn.name}.yaml` ({drawn.hash})."
+        f"[docs/leaderboard.md](../../../docs/leaderboard.md). {drawn.runs} runs, {drawn.cost:.2f} hours of runs "
+        f"({drawn.machine}). Declared in `conf/leaderboard/{drawn.name}.yaml` ({drawn.hash})."
     )
     for each in drawn.federations:
         text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {each.ran}\n")

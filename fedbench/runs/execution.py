@@ -312,7 +312,7 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     for name, kind in (("local", "test"), (VALIDATION, "validation")):
         sizes = setup.federation.sets[name].sizes
         if name in states.scored_sets(setup) and (empty := int((sizes == 0).sum())):
-            lack = f"{empty} of {len(sizes)} clients have no {kind} sample: scores are over the others"
+            lack = f"{empty} of {len(sizes)} clients have no {kind} sample; scores are over the others"
             fingerprint.warn_once(f"{where}: {lack}")
     if untested := untested_classes(setup):
         named = ", ".join(map(str, untested[:MOST])) + (", ..." if len(untested) > MOST else "")

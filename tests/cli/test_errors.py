@@ -171,7 +171,7 @@ def test_interruption_says_how_to_resume(
 ) -> None:
     executed.fail(KeyboardInterrupt(), 0)
     assert main([]) == 130
-    assert capsys.readouterr().err == "interrupted\ngo on: python -m fedbench\n"
+    assert capsys.readouterr().err == "interrupted\nresume with: python -m fedbench\n"
 
 
 def test_unknown_names_in_a_registry() -> None:
@@ -224,7 +224,7 @@ def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             OSError(28, "No space left on device"),
-            "No space left on device: make room, and the same command goes on",
+            "No space left on device: make room; the same command resumes",
         ),
         (np.exceptions.AxisError("defect"), None),
         (RecursionError("defect"), None),

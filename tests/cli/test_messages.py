@@ -94,7 +94,7 @@ FILES: dict[str, tuple[Callable[[Path], Callable[[], object]], str]] = {  # what
         lambda p: weights(p, state(**{"conv1.weight": torch.full((64, 3, 7, 7), torch.nan)})),
         "'conv1.weight' holds values that are not finite",
     ),
-    "weights that lack a leaf": (lambda p: weights(p, state(**{"bn1.weight": None})), "lacks 'bn1.weight'"),
+    "weights that lack a leaf": (lambda p: weights(p, state(**{"bn1.weight": None})), "has no 'bn1.weight'"),
     "weights with a leaf more": (lambda p: weights(p, state(more=torch.zeros(1))), "has 'more'"),
     "weights of another shape": (
         lambda p: weights(p, state(**{"fc.bias": torch.zeros(2)})),

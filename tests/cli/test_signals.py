@@ -80,7 +80,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     assert "stopping after this round; once more stops at once\n" in told
     assert f"interrupted after round 2 of 4; checkpoint: {checkpoint}\n" in told
     repeated = " ".join([*RUN, "protocol.rounds=4", f"'runs_dir={tmp_path}/some runs'"])
-    assert told.endswith(f"go on: python -m fedbench {repeated}\n")
+    assert told.endswith(f"resume with: python -m fedbench {repeated}\n")
     assert main(command) == 0
     assert json.loads(checkpoint.with_name("result.json").read_text())["rounds"] == 4
     main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}/whole"])
@@ -112,7 +112,7 @@ def test_a_second_signal_stops_at_once(
     signalled(signal.SIGINT, 2)
     assert main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}"]) == 130
     assert not list(tmp_path.rglob("checkpoint.safetensors"))
-    assert "\ninterrupted\ngo on: python -m fedbench" in capfd.readouterr().err
+    assert "\ninterrupted\nresume with: python -m fedbench" in capfd.readouterr().err
 
 
 def test_a_signal_outside_of_rounds_stops_at_once_and_handlers_come_back() -> None:
@@ -279,7 +279,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
     for done, path in said:
         assert EACH <= int(done) < ROUNDS
         assert checkpoint.read_checkpoint(path)[1]["round"] == int(done), "the last completed round"
-    assert f"go on: python -m {shlex.join(whole)}\n" in told
+    assert f"resume with: python -m {shlex.join(whole)}\n" in told
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes
     get_reusable_executor().shutdown()  # those of a test before this one would write to its files
     assert program.main(whole[1:]) == 0

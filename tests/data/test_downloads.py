@@ -72,7 +72,7 @@ def test_a_download_goes_on_where_it_can(
 def test_a_connection_that_keeps_breaking_is_one_line_and_keeps_what_came(server: str, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
     Handler.faults[:] = ["500"] * 3
-    with pytest.raises(DataMissing, match=r"HTTP Error 500.*; what came is kept") as caught:
+    with pytest.raises(DataMissing, match=r"HTTP Error 500.*; the part that came is kept") as caught:
         download(remote(server), tmp_path)
     assert "\n" not in str(caught.value)
     assert len(Handler.asked) == downloads.FRUITLESS

@@ -52,7 +52,7 @@ def test_the_root_of_the_config_comes_before_the_environment(tmp_path, caplog):
     assert load("fashion_mnist", tmp_path / "root").num_train == 30
     assert not caplog.records
     assert load("fashion_mnist", tmp_path / "nowhere").num_train == 20
-    said = f"dataset.root={tmp_path / 'nowhere'} has not the files of fashion_mnist; those in {tmp_path / 'data'}"
+    said = f"dataset.root={tmp_path / 'nowhere'} does not hold the files of fashion_mnist; those in {tmp_path / 'data'}"
     assert [record.getMessage() for record in caplog.records] == [f"{said}/fashion_mnist are used"]
 
 

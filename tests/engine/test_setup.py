@@ -66,7 +66,7 @@ def test_clients_of_kinds_by_hand() -> None:
     assert [part.federation.x.device.type for part in (away, *away.parts)] == ["meta"] * 3
     assert whole.cohort(torch.tensor([1, 3]), CLOCK).steps.dtype == torch.float64
     with pytest.raises(
-        ConfigError, match=r"FedSaC .*, here clients are of 2 kinds whose networks differ; choose one of"
+        ConfigError, match=r"FedSaC .*, but clients have 2 modalities with different networks; choose one of"
     ):
         pair(FedSaC())
     with pytest.raises(ConfigError) as caught:

@@ -325,7 +325,7 @@ def test_clients_are_dealt_to_kinds_in_their_order() -> None:
     assert found.tolist() == [0, 0, 1, 1, 2, 2]
     assert [part.tolist() for part in partition.train] == [[0], [1]] * 3
     for kinds, numbers, count, reason in (
-        (three, (), 2, "^kind 'c' has no client: 2 for 3 kinds; raise"),
+        (three, (), 2, "^modality 'c' has no client: 2 for 3 modalities; raise"),
         (two, (1, 4), 6, r"^model.clients=\[1, 4\] are 5, the federation has 6 clients"),
         (two, (1, 4), 4, r"^model.clients=\[1, 4\] are 5, the federation has 4 clients"),
     ):
@@ -343,14 +343,17 @@ def test_kinds_are_named_and_told_apart_in_tables() -> None:
     lost = {"name": "resnet18", "weights": "/none.pth"}
     lacking = Kinds(kinds={"a": lost, "b": {"name": "mlp"}, "c": lost}).lacking()
     assert lacking == "; ".join(["model.weights=/none.pth: there is no such file"] * 2)
-    with pytest.raises(ConfigError, match="is one network for each kind of client"):
+    with pytest.raises(ConfigError, match="has one network for each modality"):
         made.build((1, 4, 4), 3)
     for wrong, reason in (
-        ({"kinds": {"a": MLP()}}, "at least two kinds"),
-        ({"kinds": [MLP(), MLP()]}, "at least two kinds"),
-        ({"kinds": {"a": MLP(), "b-c": MLP()}}, "'b-c' cannot name a kind"),
-        ({"kinds": {"head": MLP(), "b": MLP()}}, "'head' cannot name a kind"),
-        ({"kinds": nets, "clients": (1, 2, 3)}, r"model.clients=\[1, 2, 3\] must have a number for each of 2 kinds"),
+        ({"kinds": {"a": MLP()}}, "at least two modalities"),
+        ({"kinds": [MLP(), MLP()]}, "at least two modalities"),
+        ({"kinds": {"a": MLP(), "b-c": MLP()}}, "'b-c' cannot name a modality"),
+        ({"kinds": {"head": MLP(), "b": MLP()}}, "'head' cannot name a modality"),
+        (
+            {"kinds": nets, "clients": (1, 2, 3)},
+            r"model.clients=\[1, 2, 3\] must have a number for each of 2 modalities",
+        ),
         ({"kinds": nets, "clients": (0, 2)}, r"model\.clients must be at least 1"),
         ({"kinds": {"a": MLP(), "b": 3}}, r"model\.kinds\.b must be a network, as .*, got 3"),
         ({"kinds": {"a": MLP(), "b": {"name": "mlp", "hidden": [0]}}}, r"model\.kinds\.b\.hidden must be at least 1"),

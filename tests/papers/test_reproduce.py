@@ -75,7 +75,7 @@ def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
         patch.setattr("fedbench.runs.execution.execute", taken)
         assert run(tmp_path) == INCOMPLETE
     said = capsys.readouterr()
-    assert said.err.count("not finished: all 2 cells: another process is at it") == 1
+    assert said.err.count("not finished: all 2 cells: another process is running it") == 1
     assert "incomplete: 0 of 2 cells asked for are in " in said.out
     assert ", 2 failed or not finished" in said.out
     assert run(tmp_path) == 0, "it is tried again without retry=true"

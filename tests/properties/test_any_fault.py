@@ -116,7 +116,7 @@ def tried_with(fault: str, moment: float, folder: Path, whole: bytes, launcher: 
                 remounted(place, "rw")
         for _ in range(20):
             code, said = ended(begun(place, *pool, "retry=true"))
-            if code == 0 or "another process is at it" not in said:
+            if code == 0 or "another process is running it" not in said:
                 break
             time.sleep(1)  # an orphan of a driver that was killed completes its run
         assert code == 0, said

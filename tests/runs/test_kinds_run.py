@@ -113,7 +113,7 @@ def test_recorders_look_at_what_clients_of_all_kinds_have(tmp_path: Path) -> Non
     assert all(np.isfinite(arrays[f"record/{name}/value"]).all() for name in SEVERAL)
     setup = build(run)
     for name in {*RECORDERS} - SEVERAL:
-        with pytest.raises(ConfigError, match=f"^record={name} compares clients of one kind, these are of 2"):
+        with pytest.raises(ConfigError, match=f"^record={name} compares clients of one modality, here are 2"):
             check(parse([name])[0], setup)
 
 
@@ -146,9 +146,9 @@ def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "kinds without clients": (["method=fedavg", "partition.num_clients=1"], "kind 'text' has no client"),
+    "kinds without clients": (["method=fedavg", "partition.num_clients=1"], "modality 'text' has no client"),
     "numbers that do not add up": (["method=fedavg", "model.clients=[1,2]"], "are 3, the federation has 4"),
-    "a number too many": (["method=fedavg", "model.clients=[1,2,1]"], "a number for each of 2 kinds"),
+    "a number too many": (["method=fedavg", "model.clients=[1,2,1]"], "a number for each of 2 modalities"),
     "heads of unequal width": (
         ["method=fedavg", "model.kinds.text.width=16"],
         r"\[4, 8\] and \[4, 16\].*one width",
@@ -179,7 +179,7 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
     ],
 )
 def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"{reason}.*2 kinds.*fedsac_multimodal.*method=per_kind") as error:
+    with pytest.raises(ConfigError, match=f"{reason}.*2 modalities.*fedsac_multimodal.*method=per_kind") as error:
         config(*method)
     assert "\n" not in str(error.value)
 

@@ -67,7 +67,7 @@ def told(
 
 def test_clients_without_a_test_sample_are_counted_aloud(caplog: pytest.LogCaptureFixture) -> None:
     """Acc, IPR and RSD are over the others; of each set, and of each split of a process."""
-    said = "digits, dir0.1, seed {}: 2 of 4 clients have no {} sample: scores are over the others"
+    said = "digits, dir0.1, seed {}: 2 of 4 clients have no {} sample; scores are over the others"
     assert told(caplog, [3, 0, 1, 0], "global") == told(caplog, [3, 1]) == []
     assert told(caplog, [3, 0, 1, 0], "validation") == [said.format(0, "validation")]
     for sets in ("local", "both", "common"):

@@ -368,7 +368,7 @@ def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[
     shapes = [list(part.shape[1:]) for part in read]
     for what, found in (("are", kinds), ("have shape [C, H, W] =", shapes)):
         if found[0] != found[-1]:
-            raise ValueError(f"training samples {what} {found[0]}, test samples {what} {found[-1]}; make them alike")
+            raise ValueError(f"training samples {what} {found[0]}, test samples {what} {found[-1]}; make them the same")
     for split, part in zip(SPLITS, read, strict=False):
         odd = np.flatnonzero(~np.isfinite(part).all((1, 2, 3)))
         if len(odd) and not raw:
@@ -456,7 +456,7 @@ def _copies(x: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     leaked = sum(digest in trained for digest in digests[count:])
     told = f"{copies} of {len(y)} samples are copies of others"
     told += f", {leaked} test samples are of training samples" * (count < len(y))  # else the protocol will split them
-    return [f"{told}: models may be tested on what they were trained on; leave copies out, or use partition=file"]
+    return [f"{told}: models may be tested on their training samples; remove copies, or use partition=file"]
 
 
 def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:

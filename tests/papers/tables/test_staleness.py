@@ -97,14 +97,14 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     store.save_table(folder(tmp_path), store.read_table(folder(tmp_path)), clients=clients)
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
-    assert "1 measured against another result of Local" in capsys.readouterr().out
-    (line,) = (line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another"))
+    assert "1 measured against another run of Local" in capsys.readouterr().out
+    (line,) = (line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD refer to another"))
     assert line.endswith("rounds differently: FedAvg. The command with stale=rerun makes them again.")
     (own,) = (line for line in table(tmp_path).splitlines() if line.startswith("| FedAvg "))
     assert own.count(STALE) == 3
     runs = tmp_path / "runs"
     shutil.move(runs, tmp_path / "gone")
     assert again(tmp_path, "stale=error") != 0
-    assert "was recorded against another result of Local" in capsys.readouterr().err
+    assert "was recorded against another run of Local" in capsys.readouterr().err
     assert again(tmp_path, "stale=rerun") == 0
     assert STALE not in table(tmp_path)
