@@ -53,11 +53,8 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, mon
     assert losses(tmp_path, {**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
 
 
-def test_the_adapter_of_the_docs_keeps_its_promises_and_is_of_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "adapter.py").write_text(block("python", "class Adapter", PAGES["docs/writing-a-method.md"]))
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_the_adapter_of_the_examples_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     kept = (
         checks.check_no_leaf_is_dead,
         checks.check_stacked_equals_looped,
@@ -105,7 +102,7 @@ def test_what_is_named_is_there(page: str) -> None:
         target = here / link if link else ROOT / page
         assert target.exists(), link
         assert not heading or heading in headings(target), (link, heading)
-    for path in re.findall(r"(?<![\w/.])((?:conf|docs|fedbench|results|scripts|tests)/[\w./=+-]*)", text):
+    for path in re.findall(r"(?<![\w/.])((?:conf|docs|examples|fedbench|results|scripts|tests)/[\w./=+-]*)", text):
         known = path.startswith("results/tables/NAME") or path in MADE or "NAME" in path
         assert known or any((root / path).exists() for root in (ROOT, here)), path
     assert not re.findall(r"python -m (fedbench\.\w+)", text), "every command is python -m fedbench COMMAND"
