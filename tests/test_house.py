@@ -22,13 +22,8 @@ ROOT = Path(__file__).parents[1]
 # The budget is raised only by who says what goes. It has 5 % of air: without any it buys lines with legibility. Methods
 # are a catalogue: each is a file, and they may be long only on average as the papers need. Of the scripts 470 lines are
 # the site's, which has a page for each method.
-<<<<<<< HEAD
 HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_400, 144, 140, 3_700
-PAGES, PAGE_LINES = 12, 1_365  # of docs/, written by hand
-=======
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_000, 140, 140, 3_700
-PAGES, PAGE_LINES = 12, 1_300  # of docs/, written by hand
->>>>>>> 2015cef8 (The adapter is a file of examples/, which a test checks; pages have 1,300 lines at most)
+PAGES, PAGE_LINES = 12, 1_310  # of docs/, written by hand
 # What a head must hold: classes outside methods/, options of every run, types that docs/architecture.md passes around.
 CLASSES, OPTIONS, CONCEPTS = 290, 78, 8
 
