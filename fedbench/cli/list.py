@@ -83,13 +83,13 @@ GROUPS = (
     Kind(
         "one global model",
         "nothing: all clients share one model",
-        "clients that are alike, that join later, or that differ in labels and must share one model",
+        "similar clients, clients that join later, or clients that differ in labels and must share one model",
         family="global",
     ),
     Kind(
         "server steps",
         "nothing: all clients share one model, and the server steps as an optimiser does",
-        "the same, where averages move slowly or to and fro",
+        "the same, where averages converge slowly or oscillate",
         "fedavgm fedadagrad fedadam",
     ),
     Kind(
@@ -101,25 +101,25 @@ GROUPS = (
     Kind(
         "heads, and other parts",
         "a part of the model: its head, normalisation, lower layers, or chosen entries",
-        "other labels (label skew), or other inputs, over features that all can share",
+        "other labels (label skew) or other inputs, with features that all can share",
         "fedala fedbn fedcp feddbe fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
     ),
     Kind(
         "whole models",
-        "a model, beside a global one or taught by what others send",
-        "clients with samples enough for a model",
+        "a model, beside a global one or trained with what others send",
+        "clients with enough samples for a model",
         "apfl ditto feddistill fedphp fedproto local pfedhn pfedme sosicfl_plus",
     ),
     Kind(
         "mixtures",
         "weights with which the client mixes several models",
-        "clients that are mixtures of a few kinds, or that know who helps them",
+        "clients whose data mix a few distributions, or that can measure who helps them",
         "apple fedem fedfomo",
     ),
     Kind(
         "graphs",
-        "a model, or a part, that the server mixes of those of clients like it (a matrix W)",
-        "clients that are like some others and not in groups",
+        "a model, or a part, that the server mixes from similar clients (a matrix W)",
+        "clients that are similar to some others without forming groups",
         "fedamp fedap fedcac fedpac fedrema pfedsim",
         "mixture",
     ),

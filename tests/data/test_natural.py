@@ -241,7 +241,7 @@ def test_clients_are_kept_by_size_and_number() -> None:
 
 def test_copies_that_the_protocol_will_split_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loaded(data=(np.concatenate([X[:1], X[:-1]]), np.concatenate([Y[:1], Y[:-1]]), CLIENT))
-    assert "1 of 54 samples are copies of others: models may be tested on what they were trained on" in caplog.text
+    assert "1 of 54 samples are copies of others: models may be tested on their training samples" in caplog.text
 
 
 def test_only_data_with_clients_have_natural_ones(tmp_path: Path) -> None:
