@@ -75,7 +75,8 @@ def test_it_is_the_model_that_was_scored(method: str, reading: str, tmp_path: Pa
 @pytest.mark.parametrize("name", tiered(groups.names("protocol"), quick=["fedsac", "pfedsim"]))
 def test_of_every_protocol(name: str, tmp_path: Path) -> None:
     """Those of a mean of rounds have no model."""
-    run = made(tmp_path, f"protocol={name}", "method=fedsac", "protocol.cohort=3", "protocol.augment=[]")
+    small = ("protocol.cohort=3", "protocol.augment=[]", "protocol.local.batch_size=16")
+    run = made(tmp_path, f"protocol={name}", "method=fedsac", *small)
     if run.row["report"] == "mean_last_5":
         with pytest.raises(FedbenchError, match=re.escape("means over the models of five rounds")):
             run.predict(0)
