@@ -34,6 +34,9 @@ class GridSweeper(LaunchingSweeper):
 
         with session.scratch(self.config):
             batch = session.combinations(session.parsed(self, arguments))
+            session.announce(batch)
+            if session.jobs.is_only_planned():
+                return []
             outcomes = session.launched(self, batch)
         session.conclude(outcomes)
         return outcomes

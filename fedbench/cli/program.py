@@ -14,14 +14,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import groups
 from fedbench.config.compose import ONE_HYDRA, refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import unknown
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 
@@ -118,15 +118,14 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
-    if "--dry-run" in arguments:
-        raise ConfigError(
-            "--dry-run is of reproduce, figure and leaderboard; of a run --cfg job shows the config and "
-            "prepare --check the data"
-        )
     first = arguments[0] if arguments else ""
     if first.replace("-", "").isalnum() and difflib.get_close_matches(first, COMMANDS):
         raise unknown("command", first, COMMANDS)
-    return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
+    from fedbench.sweeps.jobs import only_planned
+
+    rest = [text for text in arguments if text != "--dry-run"]
+    with only_planned() if rest != arguments else nullcontext():
+        return min((outcome.code for outcome in outcomes_of(rest) if outcome.code != OK), default=OK)
 
 
 def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:

@@ -261,6 +261,16 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
     return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
 
 
+def processes(setup: Setup, config: HardwareConfig, seconds: float) -> int:
+    """How many clients train at once in a run that takes a single process `seconds`, by the engine that it would have.
+
+    On a GPU 1: how much a program of many clients gains there is not known before.
+    """
+    workers = min(config.workers or available_workers(), setup.at_once)
+    worth = config.engine == "auto" and seconds * (1 - 1 / workers) > WORKERS_START
+    return workers if setup.federation.device.type == "cpu" and (worth or config.engine in ("workers", "ray")) else 1
+
+
 def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
     """Stacked, unless looped takes clearly less time for a step of a client."""
     if setup.at_once == 1:

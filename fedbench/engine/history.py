@@ -240,6 +240,9 @@ class Observer:
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         """A run of `rounds` rounds begins, `resumed_from` of which are already done (0: from the start)."""
 
+    def expect(self, line: str) -> None:
+        """What a run takes, told before anything of it is made."""
+
     def phase(self, name: str) -> None:
         """The run enters a phase (fedbench.engine.history.PHASES)."""
 

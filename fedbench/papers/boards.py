@@ -407,6 +407,12 @@ class Ledger:
         place = FINAL, federation, row, self.chosen(federation, row) or 0
         return [seed for seed in seeds if not self.lines.get((*place, seed), {}).get("acc")]
 
+    def recorded(self, stage: BoardStage, federation: BoardFederation, row: str, today: str) -> int:
+        """Return how many runs of a stage have a row made by code that is `today`'s, whichever trials they are of."""
+        place = stage.name, federation.label, row
+        lines = [line for name, line in self.lines.items() if name[:3] == place and name[4] in stage.seeds]
+        return sum(not fingerprint.changed(str(line["code"]), today) for line in lines)
+
     def missing(self, entries: Sequence[Entry], *, retry: bool = False) -> list[Entry]:
         """Return the runs without a row of today's code and samples; those that failed only if `retry`."""
         return [entry for entry in entries if not entry.job.finished and not self._stands(entry, retry=retry)]

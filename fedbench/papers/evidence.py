@@ -104,9 +104,10 @@ def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[li
 
     works, reasons, paces = list[ColumnWork](), dict[str, int](), dict[str, float]()
     for name in names:
-        for column in spec.load_spec(name).columns:
+        whole, _ = plan_of(replace(selection, table=name))  # a plan of each column would read and compose all again
+        for column in whole.spec.columns:
+            planned = replace(whole, cells=tuple(each for each in whole.cells if each.column.label == column.label))
             here = replace(selection, table=name, columns=(column.label,))
-            planned, _ = plan_of(here)
             jobs = {job.identity: job for job in planned.missing() if selection.retry or not job.failure}
             values = 0
             for cell in (each for each in planned.cells if each.selected):

@@ -124,9 +124,10 @@ def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), 
 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
-    """Yield what the runs of a board take, by a step of every row's method that is timed here; nothing is trained."""
+    """Yield what the runs take that a board lacks, by a step of each row's method timed here; nothing is trained."""
     from fedbench.papers.boards import BoardTrial, stages
-    from fedbench.papers.estimate import ResourceEstimate
+    from fedbench.papers.estimate import START, STARTED, ResourceEstimate
+    from fedbench.runs.estimate import contention
 
     board, total, runs = ledger.board, ResourceEstimate(), 0
     for row in rows or board.all_rows:
@@ -136,14 +137,16 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
                 continue
             times = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)
             job = ledger.job(stage, federation, row, BoardTrial(0), stage.seeds[0])
+            times -= ledger.recorded(stage, federation, row, job.folder.today)
             try:
-                taken, runs = taken + times * total.timed_as_it_is(job.config), runs + times
+                if times > 0:
+                    taken, runs = taken + times * (total.timed_as_it_is(job.config) + STARTED), runs + times
             except FedbenchError as error:
                 reason = str(error)
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
         total.seconds += taken
     yield (
         f"{amount(runs, 'run')}, about {total.seconds / 3600:.1f} hours of one core and "
-        f"{rough_seconds(total.seconds / at_once)} with {at_once} at once, without what servers do and "
-        "before what is there already is taken off"
+        f"{rough_seconds(contention() * (START + total.seconds / at_once))} here now with {at_once} at once, without "
+        "what servers do"
     )

@@ -248,6 +248,11 @@ def experiment(
         check_cuts(setup)
     newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
 
+    if run.settings.progress != "none" and purpose != REFERENCE:  # a reference was told with the run that needs it
+        from fedbench.runs.estimate import expectation  # which knows what runs are there
+
+        observer.expect(expectation(run, setup, folder_of))
+
     # What the result is compared with.
     local, local_key = local_reference(run)
 

@@ -336,6 +336,11 @@ class Progress(Observer):
             self._bar.add_task(name, total=rounds, completed=resumed_from, accuracy="", phase="")
             self._bar.start()
 
+    def expect(self, line: str) -> None:
+        """Print it."""
+        if line and self._mode != "none":
+            self._line(line)
+
     def phase(self, name: str) -> None:
         """Show the phase; as a line only for what comes before the rounds."""
         if self._mode == "lines" and name == PHASES[0] and name != self._phase:

@@ -108,6 +108,24 @@ def tell(failure: str) -> None:
     print(failure, file=sys.stderr)
 
 
+_planned: ContextVar[bool] = ContextVar("_planned", default=False)
+
+
+@contextmanager
+def only_planned() -> Iterator[None]:
+    """Have runs and sweeps say what they would make and how long it would take, and make nothing."""
+    token = _planned.set(True)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
+def is_only_planned() -> bool:
+    """Return whether this is within `only_planned`."""
+    return _planned.get()
+
+
 _hushed: ContextVar[bool] = ContextVar("_hushed", default=False)
 
 
@@ -170,6 +188,13 @@ def _outcome(config: DictConfig) -> JobOutcome:
         name = run.settings.sweep.name
         if name and alone:  # nothing would be kept under it
             raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
+        if is_only_planned():
+            from fedbench.runs.estimate import plan_lines
+            from fedbench.runs.execution import folder_of
+
+            for line in plan_lines([run], folder_of):
+                say(line)
+            return JobOutcome(_overrides(), plain=plain)
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other
             run = run.changed(progress="lines")
         result = _execute(run)

@@ -68,6 +68,29 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
         return [outcome_of(job) for job in launch(sweeper.launcher, folder, batch, first)]
 
 
+def announce(batch: Sequence[Sequence[str]]) -> None:
+    """Print how long the runs of a sweep take here, and of one that is only planned which are there already.
+
+    A run that is refused says so itself when its turn comes.
+    """
+    from fedbench.config.compose import compose
+    from fedbench.runs.config import RunConfig, resolve
+    from fedbench.runs.estimate import plan_lines
+    from fedbench.runs.execution import folder_of
+
+    runs = list[RunConfig]()
+    for overrides in batch:
+        try:
+            runs.append(resolve(compose(overrides)))
+        except Exception as error:  # noqa: BLE001, PERF203 - whatever a config can raise
+            if jobs.is_only_planned():
+                say(f"{' '.join(overrides)}: {messages.explained(error)[1]}")
+    planned = jobs.is_only_planned()
+    if runs and (planned or runs[0].settings.progress != "none"):
+        for line in plan_lines(runs, folder_of, each=planned):
+            say(line)
+
+
 def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
     """Return the values of an experiment (`hydra.sweeper.params`) but for the keys that the command line gives."""
     given = {key_of(text) for text in arguments}

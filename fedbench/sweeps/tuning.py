@@ -108,6 +108,8 @@ def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any
         ConfigError: Optuna is missing, there are no validation samples, or nothing to tune.
         FedbenchError: no trial finished.
     """
+    if jobs.is_only_planned():
+        raise ConfigError("--dry-run: the trials of a tuning follow from one another; without hydra/sweeper it is told")
     tuning = typed(Tuning, settings, "hydra.sweeper")
     try:
         import optuna

@@ -170,13 +170,6 @@ def test_a_network_without_a_name() -> None:
     assert "resnet18" in line(lambda: TorchvisionModel(architecture="resnet81").build((3, 32, 32), 2))
 
 
-def test_a_dry_run_is_of_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["method=fedavg", "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    for part in ("--dry-run", "reproduce", "figure", "leaderboard", "--cfg job"):
-        assert part in said
-
-
 @pytest.mark.parametrize(
     ("spelled", "alpha"), [("dir.1", 0.1), ("dir1E-1", 0.1), ("dir1e+0", 1.0), ("dir0.30", 0.3), ("dir2.", 2.0)]
 )

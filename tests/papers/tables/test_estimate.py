@@ -120,7 +120,7 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(tmp_path
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
-    assert time.endswith("(2 runs by a step timed here, without starts and servers)"), "the other two"
+    assert time.endswith("(2 runs by a step timed here, without servers)"), "the other two"
 
 
 def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
@@ -242,7 +242,10 @@ def test_what_is_told_on_either_side_of_what_is_free(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path, ROWS)
+    monkeypatch.setattr(estimate, "contention", lambda: 3.0)
     total = estimate.estimate(made, made.missing())
+    start, each = estimate.START, estimate.STARTED
+    assert total.of_a_call(2) == pytest.approx(3 * (start + (total.seconds + each * total.timed) / 2))
     disk = total.kept + 2 * total.checkpoint
     assert len(list(estimate.estimate_lines(made, made.missing()[:1], 1))) == 3, "of one run as well"
     for free, room, short in ((2 * total.memory, disk, False), (2 * total.memory - 1, disk - 1, True)):
@@ -250,8 +253,8 @@ def test_what_is_told_on_either_side_of_what_is_free(
         monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _, room=room: SimpleNamespace(free=room))
         told = list(estimate.estimate_lines(made, made.missing(), 2))
         assert ["too little" in line for line in told] == [False, short, short]
-        assert told[0].endswith("2 at once (2 runs by a step timed here, without starts and servers)")
-        assert told[0].startswith(f"time: about {estimate.rough_seconds(total.seconds / 2)} on")
+        assert told[0].endswith("2 at once (2 runs by a step timed here, without servers)")
+        assert told[0].startswith(f"time: about {estimate.rough_seconds(total.of_a_call(2))} on")
         assert told[1].startswith(f"memory: about {estimate.human_bytes(2 * total.memory)}, ")
         assert told[1].endswith(" are free" + " (too little: jobs=1 takes least)" * short)
         kept, most = (estimate.human_bytes(each) for each in (total.kept, total.kept + 2 * total.checkpoint))

@@ -1,0 +1,206 @@
+"""What a run will take on this machine, told before it begins: a few of its steps are timed, and its steps counted.
+
+What servers do and what happens before the first round is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedbench.core.errors import FedbenchError
+from fedbench.engine import schedule
+from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.hardware import processes
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import scored_sets
+from fedbench.engine.timing import EngineCandidate, time_engines
+from fedbench.methods.fedavg import FedAvg
+from fedbench.runs.building import build
+from fedbench.runs.config import RunConfig
+from fedbench.runs.folder import ROUNDS, RunFolder, Status, files_of
+from fedbench.runs.progress import amount, rough_seconds, title
+
+FORWARD_SHARE = 1 / 3  # of a training step's time
+LONG = 900.0  # seconds after which a line says how to make a run shorter
+SMALLER = 5000  # training samples that it proposes
+PATIENCE = 8.0  # seconds that are spent on timing the steps of a sweep's methods
+
+
+@dataclass
+class RunTimes:
+    """Seconds of runs by timed steps of their own methods, on one core that nobody else has."""
+
+    patience: float = field(default=math.inf, kw_only=True)  # seconds, after which other methods' steps must do
+    # By all but method and seed: the setup, or why there is none; seconds of a client-step.
+    _setups: dict[str, Setup | FedbenchError] = field(default_factory=dict, kw_only=True)
+    _steps: dict[str, float] = field(default_factory=dict, kw_only=True)
+
+    def setup(self, config: RunConfig) -> Setup:
+        """Return the setup of a run; those with the same data, partition and network share all else."""
+        where = _without_method(config)
+        if where not in self._setups:
+            try:
+                self._setups[where] = build(config.changed(**config.local_values))  # Local fits every network
+            except FedbenchError as error:
+                self._setups[where] = error
+        built = self._setups[where]
+        if isinstance(built, FedbenchError):
+            raise built
+        return replace(built, method=config.method)  # refuses one that does not fit the network
+
+    def timed_as_it_is(self, config: RunConfig, setup: Setup | None = None) -> float:
+        """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
+
+        Raises:
+            FedbenchError: it cannot be built.
+        """
+        setup, alike = setup or self.setup(config), [config.dataset, config.model, config.protocol.local]
+        own, usual = (  # a step takes the same on every partition
+            self._pace(repr([*alike, method]), setup, method) for method in (config.method, FedAvg())
+        )
+        share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
+        plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
+        adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
+        scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
+        return config.protocol.rounds * plain * own + scored * usual
+
+    def expected(self, config: RunConfig, setup: Setup | None = None) -> float:
+        """Return the seconds of a run by the engine that it would have, beside whatever else runs here now.
+
+        Raises:
+            FedbenchError: it cannot be built.
+        """
+        setup = setup or self.setup(config)
+        seconds = self.timed_as_it_is(config, setup)
+        return (
+            seconds
+            * (contention() if setup.federation.device.type == "cpu" else 1.0)
+            / processes(setup, config.hardware, seconds)
+        )
+
+    def _pace(self, where: str, setup: Setup, method: Method) -> float:
+        """Return the seconds of a plain local step with `method`, mean over the kinds of client; timed once `where`."""
+        if where not in self._steps and self._steps and self.patience <= 0:
+            return sum(self._steps.values()) / len(self._steps)
+        if where not in self._steps:
+            begin = time.monotonic()
+            one = {"looped": EngineCandidate(LoopedTrainer)}
+            paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
+            self._steps[where] = sum(paces) / len(paces)
+            self.patience -= time.monotonic() - begin
+        return self._steps[where]
+
+
+def contention() -> float:
+    """How many times as long this process has taken so far as it would have alone on its core; 1 if nobody tells."""
+    with suppress(OSError, ValueError):
+        ran, waited, _ = map(int, Path("/proc/self/schedstat").read_text(encoding="ascii").split())
+        return (ran + waited) / max(1, ran)
+    return 1.0
+
+
+def client_steps(setup: Setup, config: RunConfig, *, scored: bool = True) -> float:
+    """Return expected client-steps of a run: all stages on an average cohort, and what clients adapt when `scored`."""
+    local, clock = config.protocol.local, Clock(0, config.protocol.rounds)
+    sizes = [int(size) for size in setup.population.sizes]
+
+    def steps(stages: Sequence[Stage]) -> int:
+        return sum(schedule.steps(size, local, stage) for size in sizes for stage in stages)
+
+    share = config.protocol.cohort_size(len(sizes)) / len(sizes)
+    trained = config.protocol.rounds * share * steps(config.method.stages(local, clock))
+    return trained + scored * _scorings(config)[0] * steps(config.method.adapt(local, clock))
+
+
+def scored_batches(setup: Setup, config: RunConfig) -> float:
+    """Return the batches of training size that all evaluations pass forward, each client's model on its own."""
+    received, trained = _scorings(config)
+    clients = range(setup.population.clients)
+    share = config.protocol.cohort_size(len(clients)) / len(clients)
+
+    def samples(sets: Sequence[str]) -> int:
+        return sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+
+    first, last = samples(scored_sets(setup, 0)), samples(scored_sets(setup))  # which differ where tests are read once
+    return ((received + trained * share - 1) * first + last) / config.protocol.local.batch_size
+
+
+def _scorings(config: RunConfig) -> tuple[int, int]:
+    """Return how often all clients are scored as received, round 0 included, and a cohort after its training."""
+    times, score = -(-config.protocol.rounds // config.protocol.eval_every), config.protocol.score
+    return 0 if score == "trained" else times + 1, 0 if score == "received" else times
+
+
+def _without_method(config: RunConfig) -> str:
+    protocol = config.protocol
+    return repr([config.dataset, config.partition, config.model, protocol.local, protocol.test])
+
+
+# What is said before a run, and of one that is not made.
+
+
+FolderOf = Callable[[RunConfig], RunFolder]  # see fedbench.runs.execution
+PLACE = ("dataset", "partition", "model")
+SAID: dict[Status, str] = {"finished": "there already", "partial": "to go on with", "new": "to do"}
+
+
+def lacking(run: RunConfig, folder_of: FolderOf) -> list[RunConfig]:
+    """Return the runs that are to be made for `run`: its Local and itself, as far as they are not there."""
+    return [each for each in (run.local, run) if each is not None and folder_of(each).status() != "finished"]
+
+
+def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
+    """Return a line: "about 50 min here: local 20 rounds, fedcollab 20 rounds"; "" where no step can be timed.
+
+    Of an interrupted run the rounds count that are left.
+    """
+    times, seconds, parts = RunTimes(), 0.0, list[str]()
+    for each in lacking(run, folder_of):
+        left = each.protocol.rounds - _done(each, folder_of)
+        try:
+            taken = times.expected(each, setup if each is run else None)
+        except Exception:  # noqa: BLE001 - an estimate must not end a run, which says itself what fails
+            return ""
+        seconds += taken * left / each.protocol.rounds
+        prepares = type(each.method).prepare is not Method.prepare
+        parts.append(f"{each.labels['method']} {amount(left, 'round')}{' beside its preparation' * prepares}")
+    smaller = seconds > LONG and len(setup.federation.sets["train"].values) > SMALLER
+    return f"about {rough_seconds(seconds)} here: {', '.join(parts)}{f'; smaller: dataset.limit={SMALLER}' * smaller}"
+
+
+def _done(run: RunConfig, folder_of: FolderOf) -> int:
+    """Return the last round of an interrupted run that was scored."""
+    folder = folder_of(run)
+    with suppress(FedbenchError, OSError, LookupError, ValueError):
+        if folder.status() == "partial":
+            return int(files_of(folder.path).csv(ROUNDS)[-1]["round"])
+    return 0
+
+
+def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, *, each: bool = True) -> Iterator[str]:
+    """Yield a line for each of `runs` on whether it is there, unless not `each`; then how long those take that are not.
+
+    One after another: what a launcher does at once takes less. A run that cannot be built is named with the reason.
+    """
+    times, waiting, seconds, there = RunTimes(patience=PATIENCE), dict[str, RunConfig](), 0.0, 0
+    for run in runs:
+        folder = folder_of(run)
+        there += (status := folder.status()) == "finished"
+        waiting |= {one.key: one for one in lacking(run, folder_of)}
+        if each:
+            yield f"{title(folder.labels)} on {', '.join(run.labels[part] for part in PLACE)}: {SAID[status]}"
+    for run in waiting.values():
+        try:
+            seconds += times.expected(run) * (1 - _done(run, folder_of) / run.protocol.rounds)
+        except Exception as error:  # noqa: BLE001, PERF203 - the run says it as well, when it is made
+            yield f"{title(folder_of(run).labels)}: no step could be timed: {error}"
+    references = len(waiting) - (len(runs) - there)
+    more = f", and {amount(references, 'run')} of Local" if references > 0 else ""
+    yield f"{amount(len(runs), 'run')}, {there} there already{more}: about {rough_seconds(seconds)} here, one by one"
