@@ -17,6 +17,7 @@ from fedbench.papers import estimate, plan, spec
 from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection
 from fedbench.papers.store import Provenance, TableResult
+from fedbench.runs import estimate as run_times
 from fedbench.runs.fingerprint import machine
 
 ROWS = [
@@ -66,7 +67,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         methods.append(type(setup.method).__name__)  # type: ignore[attr-defined]
         return dict.fromkeys(contenders, 1.0)
 
-    monkeypatch.setattr(estimate, "time_engines", pace)
+    monkeypatch.setattr(run_times, "time_engines", pace)
     return methods
 
 
@@ -77,7 +78,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
         found = estimate.estimate(made, made.missing())
         assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
-    setup = estimate.build(made.jobs[-1].config)
+    setup = run_times.build(made.jobs[-1].config)
     assert setup.protocol.rounds == 10
     sizes = setup.population.sizes.tolist()
     epoch = sum(-(-int(size) // 10) for size in sizes)  # steps of all clients
@@ -90,7 +91,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
 
 def test_a_step_takes_the_mean_over_the_kinds_of_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paces = iter((1.0, 5.0))
-    monkeypatch.setattr(estimate, "time_engines", lambda *_: {"looped": next(paces)})
+    monkeypatch.setattr(run_times, "time_engines", lambda *_: {"looped": next(paces)})
     made = planned(tmp_path, [ROWS[0]])
     job = made.jobs[-1]
     each = estimate.ResourceEstimate(made)
@@ -109,7 +110,7 @@ def test_why_cells_cannot_be_built_is_said_once(
         tried.append(config)
         raise DataCorrupt("no such file")
 
-    monkeypatch.setattr(estimate, "build", build)
+    monkeypatch.setattr(run_times, "build", build)
     made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
     assert list(estimate.estimate_lines(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
     assert torch.get_num_threads() == threads
@@ -196,7 +197,7 @@ def test_the_steps_of_a_method_s_own_are_timed_and_its_scoring_is_fedavgs(
         told.append(type(setup.method).__name__)
         return dict.fromkeys(contenders, paces[told[-1]])
 
-    monkeypatch.setattr(estimate, "time_engines", pace)
+    monkeypatch.setattr(run_times, "time_engines", pace)
     made = planned(tmp_path, [{"label": "FedBABU", "overrides": TUNED}])
     (job,) = made.cells[0].jobs
     each = estimate.ResourceEstimate(made)
