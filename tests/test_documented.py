@@ -205,7 +205,7 @@ def folder(word: str, workplace: Path) -> str:
 def small(words: list[str]) -> list[str]:
     """The run or sweep on digits, of two rounds."""
     kept = [word for word in words if word.partition("=")[0] not in ALONE]
-    kept = ["dataset=digits" if word == "dataset=fashion_mnist" else word for word in kept]
+    kept = ["dataset=digits" if word in ("dataset=fashion_mnist", "dataset=cifar10") else word for word in kept]
     if any(word.startswith("experiment=") for word in kept):
         kept += ["dataset=digits", "protocol=quick", "seed=0", "method.C=0,10"]
     if "model=lenet5_bn" in kept and "dataset=digits" in kept:

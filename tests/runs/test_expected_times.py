@@ -14,6 +14,7 @@ from fedbench.runs import estimate
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute, folder_of
+from tests.helpers import real_formats
 
 SMALL = ["protocol.rounds=4", "protocol.eval_every=4", "dataset.limit=200", "hardware=cpu", "hardware.engine=looped"]
 
@@ -106,3 +107,20 @@ def test_the_steps_of_many_methods_are_timed_for_a_while_only(tmp_path: Path, mo
     runs = [config(tmp_path, f"method={name}", *SMALL) for name in ("fedavg", "ditto", "fedprox")]
     assert all(times.expected(run) > 0 for run in runs)
     assert timed == ["FedAvg"]
+
+
+def test_the_page_s_command_on_cifar10_runs_on_files_of_its_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+    options = real_formats.write("cifar10", tmp_path / "root")
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    command = next(line for line in page.splitlines() if line.startswith("python -m fedbench") and "cifar10" in line)
+    words = command.split()[3:]
+    small = [f"dataset.{key}={value}" for key, value in options.items() if key != "name"]
+    small += ["protocol.rounds=1", "partition.num_clients=2", f"runs_dir={tmp_path / 'runs'}", "hardware=cpu"]
+    assert main([*words, *small]) == 0
+    said = capsys.readouterr()
+    assert "2 runs, 0 there already: about " in said.out
+    assert "cifar10, first use: reading files" in said.err
+    assert len(list(tmp_path.rglob("result.json"))) == 2
