@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 # The budget is raised only by who says what goes. It has 5 % of air: without any it buys lines with legibility. Methods
 # are a catalogue: each is a file, and they may be long only on average as the papers need. Of the scripts 470 lines are
 # the site's, which has a page for each method.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_400, 144, 140, 3_700
-PAGES, PAGE_LINES = 12, 1_310  # of docs/, written by hand
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_650, 144, 140, 3_700
+PAGES, PAGE_LINES = 12, 1_325  # of docs/, written by hand
 # What a head must hold: classes outside methods/, options of every run, types that docs/architecture.md passes around.
 CLASSES, OPTIONS, CONCEPTS = 290, 78, 8
 

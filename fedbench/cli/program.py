@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fedbench.config import groups
 from fedbench.config.compose import ONE_HYDRA, refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
-from fedbench.core.errors import unknown
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 

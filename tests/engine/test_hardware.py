@@ -260,7 +260,8 @@ class Ticking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, once: float = 0.0) -> None:
         self.now = 0.0
         self.calls = 0
-        monkeypatch.setattr(time, "thread_time", lambda: self.now)
+        for clock in ("thread_time", "perf_counter"):
+            monkeypatch.setattr(time, clock, lambda: self.now)
         ticking = self
 
         class Engine(LoopedTrainer):
@@ -297,7 +298,8 @@ class Scripted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         self.seconds, self.now, self.told = list(seconds), 0.0, list[Any]()
-        monkeypatch.setattr(time, "thread_time", lambda: self.now)
+        for clock in ("thread_time", "perf_counter"):
+            monkeypatch.setattr(time, clock, lambda: self.now)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.told.append(f"wait for {device}"))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.told.append("emptied"))
         monkeypatch.setattr(timing, "first_round_inputs", lambda _, ids, clock: ({"given": ids}, {"own": clock}))
