@@ -86,9 +86,14 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
             if jobs.is_only_planned():
                 say(f"{' '.join(overrides)}: {messages.explained(error)[1]}")
     planned = jobs.is_only_planned()
-    if runs and (planned or runs[0].settings.progress != "none"):
+    if not runs or (runs[0].settings.progress == "none" and not planned):
+        return
+    try:
         for line in plan_lines(runs, folder_of, each=planned):
             say(line)
+    except Exception:  # an estimate must not end a sweep, whose runs say themselves what fails
+        if planned:
+            raise
 
 
 def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
