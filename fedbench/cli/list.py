@@ -205,7 +205,7 @@ def varied() -> frozenset[tuple[str, str]]:
             chosen = re.findall(r"\bmethod(?:/base)?=(\w+)", text)
             named = {str(groups.plain_option("method", each)["name"]) for each in chosen}
             found |= set(itertools.product(named, re.findall(r"\bmethod\.(?:base\.)?([\w.]+)=", text)))
-    for name in usable("method"):
+    for name in {*groups.names("method")}.difference(groups.troubles("method")):
         config = groups.plain_option("method", name)
         usual = str(config["name"])
         changes = groups.different(config, groups.plain_option("method", usual)) if usual != name else {}

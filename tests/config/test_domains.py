@@ -26,6 +26,7 @@ FREE_TEXT = {  # fields whose value is any text: names and places that are looke
     *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment", "cohort", "metrics"),
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
     *("architecture", "called", "record", "uri", "experiment", "address"),
+    *("target", "client", "split", "categories", "drop"),
 }
 
 

@@ -249,7 +249,9 @@ def test_a_job_whose_process_died_is_named_in_one_line(kind: str, tmp_path: Path
     (returned,) = jobs.launch(launcher, tmp_path, [["+method.mu=1", "seed=0"]], 0)
     outcome = session.outcome_of(returned)
     assert outcome.overrides == {"method.mu": "1", "seed": "0"}
-    assert outcome.failure.startswith("error: +method.mu=1 seed=0: a job ended without a result (the same command goes")
+    assert outcome.failure.startswith(
+        "error: +method.mu=1 seed=0: a job ended without a result (the same command resumes"
+    )
     assert "\n" not in outcome.failure
 
 
