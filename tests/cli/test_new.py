@@ -41,10 +41,13 @@ def built(kind: str, folder: Path) -> Any:
     (folder / f"written_{kind}.py").write_text(module)
     importlib.invalidate_caches()
     config = yaml.safe_load(files[f"conf/{kind}/my_own.yaml"])
+    tuned = config.pop(groups.TUNE, {})
     registry: Registry[Any] = Registry(kind, {"my_own": f"written_{kind}:MyOwn"})
     component = registry.build(config)
     fields = {field.name for field in dataclasses.fields(component)}
     assert set(config) - {"name"} == fields, "the YAML lists every field"
+    assert set(tuned) <= fields
+    assert bool(tuned) == (kind == "method"), "a leaderboard tunes more than its rate"
     assert "TODO" in module
     assert "TODO" in groups_header(files[f"conf/{kind}/my_own.yaml"])
     return component
