@@ -47,7 +47,7 @@ class Judged:
     folder: str
     setting: str  # what was varied of what the paper leaves open; "" if nothing
     keys: tuple[str, ...]  # of its runs, with the study where one was made of them
-    metric: str
+    number: str  # what is read off them: the metric
     kind: str
     exploratory: bool
 
@@ -75,13 +75,16 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
-        studies = {row.label: row.study for row in filled.spec.rows}
+        rows, columns = ({line.label: line for line in lines} for lines in (filled.spec.rows, filled.spec.columns))
         for cell in filled.cells:
             verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
                 place = (filled.spec.paper, folder, setting)
-                keys = tuple(f"{studies[cell.row]}{key}" for key in cell.keys)
-                found.append(Judged(*place, keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
+                row, column = rows[cell.row], columns[cell.column]
+                keys = tuple(f"{row.study}{key}" for key in cell.keys)
+                # A study gives several values of one metric, as the similarities of four pairs of clients.
+                number = f"{cell.metric} {filled.spec.metric(cell.metric).measured(row, column) if row.study else ''}"
+                found.append(Judged(*place, keys, number, verdict.kind, bool(verdict.exploratory)))
     return found
 
 
@@ -120,7 +123,7 @@ def _once(found: Sequence[Judged]) -> list[Judged]:
     """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
     kept: list[Judged] = []
     for each in sorted(found, key=lambda each: -len(each.keys)):
-        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
+        if not any(each.number == other.number and set(each.keys) & set(other.keys) for other in kept):
             kept.append(each)
     return kept
 

@@ -48,6 +48,13 @@ def test_two_studies_of_one_configuration_are_two_rows() -> None:
     assert count_words(tally.values) == "4 equivalent from 2 rows of runs"
 
 
+def test_a_study_gives_a_value_in_each_column() -> None:
+    """pFedSim's Table 2: each measure of the same models has a value for each of four pairs of clients."""
+    table = store.read_table(ROOT / "results" / "tables" / "pfedsim_t2")
+    (tally,) = tally_verdicts(judged({"a": table}))
+    assert len(tally.values) == 19, "one of 20 has a published value of 0, and so no margin"
+
+
 def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
     few = Judged("p", "b", "", ("k1", "k2"), "acc", "inconclusive", False)
     more = Judged("p", "a", "", ("k1", "k2", "k3"), "acc", "equivalent", False)
