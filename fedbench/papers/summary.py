@@ -75,7 +75,8 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
-        rows, columns = ({line.label: line for line in lines} for lines in (filled.spec.rows, filled.spec.columns))
+        rows = {row.label: row for row in filled.spec.rows}
+        columns = {column.label: column for column in filled.spec.columns}
         for cell in filled.cells:
             verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
