@@ -269,8 +269,8 @@ class Federation:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what the samples were read from, of which another process has no need."""
-        return {name: value for name, value in vars(self).items() if name != "stored"}
+        """All but what the samples were read from, of which a copy or another process has no need."""
+        return {**vars(self), "stored": np.zeros(0)}
 
 
 def readable(array: np.ndarray) -> Tensor:

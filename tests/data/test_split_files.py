@@ -44,6 +44,7 @@ def test_every_partition_comes_back_from_its_export(tmp_path, name):
         "fold": {"num_clients": 10},
         "fold_code": {"num_clients": 10, "size": 40},
         "groups_s": {"size": 15},
+        "groups_fedrema": {"size": 30},
         "concept_shift_code": {"decay": 1.0},
     }
     toy = data(1800, 100)

@@ -134,7 +134,7 @@ def test_a_program_on_other_tensors_trains_on_all_of_those(kept: bool) -> None:
         def keep(chunk: Any) -> Outcome:
             (stage,) = chosen.method.stages(chosen.protocol.local, clock)
             work = trees.clone(trainer.map("start", "start", chosen.method.start, chunk))
-            own = trees.part(trees.clone(chunk.optimizers), "0")
+            own = trees.under(trees.clone(chunk.optimizers), "0")
             made.append(Program(trainer, stage, chunk, work, trainer._plan(chunk, stage, "batches"), own))
             return Outcome({}, {}, torch.zeros(len(ids)))
 

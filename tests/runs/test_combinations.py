@@ -19,7 +19,7 @@ from tests.models.scratch import VISION
 from tests.runs.pairings import CLASSES, SMALLEST, from_scratch, option, options, trains
 
 pytestmark = pytest.mark.usefixtures("folders")
-OWN = ("images", "npz")  # a user's: tested in test_own_data
+OWN = ("images", "npz", "table")  # a user's: tested in test_own_data
 
 
 def small(name: str, classes: int, split: Path) -> dict[str, Any]:
@@ -53,6 +53,11 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
     ("cub", "pathological"): "10 clients of 2 classes leave out some of 200",
     ("tiny_imagenet", "pathological"): "10 clients of 2 classes leave out some of 200",
     **{(name, "fedcollab_label_shift_seed0"): "divides fashion_mnist" for name in CLASSES},
+    **{(name, "natural"): "needs data that name the client" for name in CLASSES},
+    **{
+        (name, "groups_fedrema"): "is of 10 classes"
+        for name in ("emnist", "cifar100", "cub", "tiny_imagenet", "domainnet")
+    },
     **{(name, "domain"): "made of domains" for name in CLASSES if name != "domainnet"},
 }
 

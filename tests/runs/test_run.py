@@ -20,7 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
-from fedbench.config.schema import CheckpointConfig, OptimizerConfig, TestConfig
+from fedbench.config.schema import CheckpointConfig, LocalConfig, OptimizerConfig, TestConfig
 from fedbench.core import files
 from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
@@ -56,11 +56,12 @@ def told(
     test = TestConfig(sets=sets, val_fraction=0.1 if sets == "validation" else 0.0)
     method, protocol = (
         SimpleNamespace(prepare_round=prepares),
-        SimpleNamespace(rounds=2, test=test, optimizer=optimizer),
+        SimpleNamespace(rounds=2, test=test, optimizer=optimizer, local=LocalConfig()),
     )
     labels = {"method": "late", "dataset": "digits", "partition": "dir0.1"}
     chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels=labels, partition_seed=seed)
-    setup: Any = SimpleNamespace(federation=federation, protocol=protocol)
+    population = SimpleNamespace(sizes=torch.tensor([10]))
+    setup: Any = SimpleNamespace(federation=federation, protocol=protocol, population=population)
     run.check_rounds(chosen, setup)
     return [record.getMessage() for record in caplog.records]
 
@@ -120,6 +121,7 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         monkeypatch.setattr(execution, name, nothing)
     for name, value in {
         "split_data": (None, None), "set_up": SimpleNamespace(seen=None), "local_reference": (None, ""),
+        "client_names": None, "tell_of_clients": None,
         "pick_trainer": SimpleNamespace(close=nothing), "write": {"acc": 1.0},
     }.items():  # fmt: skip
         monkeypatch.setattr(execution, name, lambda *_, value=value: value)

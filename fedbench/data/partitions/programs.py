@@ -253,7 +253,7 @@ class FedReMaGroups(AuthorsProgram):
     fixes_test: ClassVar[bool] = True
 
     s: float = within(0.0, 1.0, 0.2)  # of a client's samples, spread over all labels
-    num_clients: int = at_least(5, 20)
+    num_clients: int = at_least(1, 20)
     size: int = at_least(10, 600)  # samples a client, training and test together; Table 2: 100
     draw: int | None = within(0, LARGEST_SEED, 1)
 

@@ -69,7 +69,7 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}"]) == 1
-    assert "python -m fedbench figure fedsac_f7 scale=quick makes them" in capsys.readouterr().err
+    assert "python -m fedbench figure fedsac_f7 scale=quick runs them" in capsys.readouterr().err
 
 
 def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
     assert places == [tmp_path / scale / "fedsac_f7" for scale in ("open", "open", "quick")]
     results = f"results={tmp_path}"
     assert program.main(["figure", "fedsac_f7", "render=true", "scale=open", results]) == 1
-    assert "python -m fedbench figure fedsac_f7 scale=open makes them" in capsys.readouterr().err
+    assert "python -m fedbench figure fedsac_f7 scale=open runs them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_column_s_own_measure_and_place_are_told() -> None:
     images, captions = content["columns"]
     assert images["label"] == "captioned, homo, in place of homo images"
     assert captions["label"] == "captioned, homo, in place of homo text"
-    words = [f"accuracy of the clients of kind {kind}, percent" for kind in ("image", "text")]
+    words = [f"accuracy of the clients of modality {kind}, percent" for kind in ("image", "text")]
     assert [content["cells"][f"0-{j}-0"]["says"] for j in range(2)] == words
     assert [each["says"] for each in content["metrics"]] == ["; ".join(words)]
     assert not any(each["curve"] for each in content["cells"].values()), "curves are of all clients"

@@ -259,4 +259,4 @@ def test_what_is_told_on_either_side_of_what_is_free(
         assert told[1].startswith(f"memory: about {estimate.human_bytes(2 * total.memory)}, ")
         assert told[1].endswith(" are free" + " (too little: jobs=1 takes least)" * short)
         kept, most = (estimate.human_bytes(each) for each in (total.kept, total.kept + 2 * total.checkpoint))
-        assert told[2].startswith(f"disk: about {kept} in {tmp_path}, {most} with checkpoints")
+        assert told[2].startswith(f"disk: about {kept} in {tmp_path}, {most} with ")
