@@ -131,7 +131,9 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
     monkeypatch.setattr(*saves, lambda path, state, key: written.append((path, key, state.round)))
     chosen: Any = SimpleNamespace(
         protocol=SimpleNamespace(rounds=8, unseen=0),
-        settings=SimpleNamespace(checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds), save_models=False),
+        settings=SimpleNamespace(
+            checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds), save_models=False, progress="none"
+        ),
         model=SimpleNamespace(dealt=lambda _: (None,)),
         hardware=None,
         recorders=(),
