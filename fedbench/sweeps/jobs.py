@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,16 +109,21 @@ def tell(failure: str) -> None:
 
 
 _planned: ContextVar[bool] = ContextVar("_planned", default=False)
+_hushed: ContextVar[bool] = ContextVar("_hushed", default=False)
 
 
 @contextmanager
-def only_planned() -> Iterator[None]:
-    """Have runs and sweeps say what they would make and how long it would take, and make nothing."""
-    token = _planned.set(True)
+def _within(mode: ContextVar[bool]) -> Iterator[None]:
+    token = mode.set(True)
     try:
         yield
     finally:
-        _planned.reset(token)
+        mode.reset(token)
+
+
+def only_planned() -> AbstractContextManager[None]:
+    """Have runs and sweeps say what they would make and how long it would take, and make nothing."""
+    return _within(_planned)
 
 
 def is_only_planned() -> bool:
@@ -126,17 +131,9 @@ def is_only_planned() -> bool:
     return _planned.get()
 
 
-_hushed: ContextVar[bool] = ContextVar("_hushed", default=False)
-
-
-@contextmanager
-def hushed() -> Iterator[None]:
+def hushed() -> AbstractContextManager[None]:
     """Have `say` print nothing in this thread."""
-    token = _hushed.set(True)
-    try:
-        yield
-    finally:
-        _hushed.reset(token)
+    return _within(_hushed)
 
 
 def say(*what: object, console: Output | None = None) -> None:

@@ -49,6 +49,18 @@ ENGINES: dict[str, Callable[[Setup], Trainer]] = {
 }
 
 
+def as_looped(engine: str, config: OptimizerConfig) -> State:
+    """The state after four rounds, which `engine` and the plain loop share.
+
+    Clients are of different sizes, two of three a round, so that their optimisers' states are of different ages.
+    """
+    chosen = setup(FedAvg(), federation((13, 21, 5)), rounds=4, epochs=2, cohort=2, optimizer=config)
+    plain, other = simulate(chosen), simulate(chosen, ENGINES[engine](chosen))
+    assert gap(plain.optimizers, other.optimizers) < 1e-9
+    assert gap(plain.server, other.server) < 1e-9
+    return plain
+
+
 def network(chosen: Setup) -> tuple[nn.Sequential, dict[str, Tensor]]:
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 4)).double()
     leaves = dict(zip(("fc.0.weight", "fc.0.bias", "head.weight", "head.bias"), net.parameters(), strict=True))
@@ -115,13 +127,8 @@ def test_fedavg_by_hand_with_a_client_that_is_absent_for_a_round() -> None:
 def test_every_engine_goes_on_alike(
     engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients of different sizes, two of three a round, so that their states are of different ages."""
     monkeypatch.setattr(stacked, "WARM", 0)
-    chosen = setup(FedAvg(), federation((13, 21, 5)), rounds=4, epochs=2, cohort=2, optimizer=config)
-    plain, other = simulate(chosen), simulate(chosen, ENGINES[engine](chosen))
-    assert gap(plain.optimizers, other.optimizers) < 1e-9
-    assert gap(plain.server, other.server) < 1e-9
-    assert plain.optimizers.initial, "nothing was kept"
+    assert as_looped(engine, config).optimizers.initial, "nothing was kept"
     assert not caplog.records, "a step that is not captured is told"
 
 
