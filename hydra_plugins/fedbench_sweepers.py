@@ -34,8 +34,10 @@ class GridSweeper(LaunchingSweeper):
 
         with session.scratch(self.config):
             batch = session.combinations(session.parsed(self, arguments))
-            session.announce(batch)
-            if session.jobs.is_only_planned():
+            planned = session.jobs.is_only_planned()
+            if planned or self.config.progress != "none":
+                session.announce(batch)
+            if planned:
                 return []
             outcomes = session.launched(self, batch)
         session.conclude(outcomes)

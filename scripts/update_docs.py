@@ -124,7 +124,7 @@ def papers() -> str:
     """Return a line a paper: what runs at its own setting and data say of its published values."""
     counts = summary.paper_counts(summary.judged(filled()))
     rows = [[f"[{TITLES[name]}](results/{paper}.md)", *map(str, counts[paper])] for paper, name in text.PAPERS.items()]
-    return markdown_table([("paper", "agree", "differ", "undecided", "not run"), *rows])
+    return markdown_table([("paper", "agree", "differ", "undecided", "no verdict"), *rows])
 
 
 def others() -> str:

@@ -20,6 +20,7 @@ from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
 from fedbench.core.markdown import markdown
+from fedbench.runs.run import flat
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -211,14 +212,6 @@ def varied() -> frozenset[tuple[str, str]]:
         changes = groups.different(config, groups.plain_option("method", usual)) if usual != name else {}
         found |= {(usual, key) for key in (*flat(changes), *(groups.tune(name) or {}))}
     return frozenset(found)
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested config by dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def _without_fixed(config: Mapping[str, Any], method: str) -> dict[str, Any]:

@@ -71,7 +71,8 @@ def _read_as_utf8() -> None:
     As `jürgen` under LC_ALL=C with PYTHONUTF8=0, which Python could neither write into a file nor draw.
     """
     with suppress(FileNotFoundError):  # no folder, see `end`
-        if not sys.flags.utf8_mode and any(map(_is_no_text, (*sys.argv, str(Path.cwd())))):
+        begun = os.environ.get("PYTHONUTF8") == "1"  # an interpreter that is told otherwise (-X utf8=0) stays so
+        if not (sys.flags.utf8_mode or begun) and any(map(_is_no_text, (*sys.argv, str(Path.cwd())))):
             os.environ["PYTHONUTF8"] = "1"  # and in the processes that this one starts
             os.execv(sys.executable, sys.orig_argv)
 

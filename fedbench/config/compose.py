@@ -76,7 +76,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     values = [each for each in parsed if _sets_a_value(each)]
     choices = [str(each.input_line) for each in parsed if not _sets_a_value(each)]
     if any(each.is_hydra_override() for each in parsed):  # its search path may lead to other files
-        return _by_hydra(overrides)
+        return suited(_by_hydra(overrides), overrides)
     try:
         config = _of_choices(choices)
         for each in values:

@@ -203,6 +203,15 @@ class DataSource(Component, ABC):
         """Changes when the files that the data set is read from do; "" for one that is in none."""
         return ""
 
+    @property
+    def owned(self) -> bool:
+        """Whether the samples name their clients, and so bring partition=natural."""
+        return False
+
+    def network(self) -> dict[str, Any]:
+        """What model=auto is: the name, and fields that the samples decide."""
+        return {"name": self.model}
+
     def load(self, report: Report = silent) -> Dataset:
         """The data set, reduced to `limit`.
 

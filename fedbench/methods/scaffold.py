@@ -24,6 +24,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
+from fedbench.engine.optim import factors
 from fedbench.methods.fednova import accumulation
 from fedbench.models.task import Task, gradient
 
@@ -82,9 +83,11 @@ class Scaffold(Method):
     def _control(self, change: Tree, received: Tree, client: Client) -> Tree:
         if self.option == 1:
             return gradient(lambda model: client.task.loss(model, client.data), received, client.task)[0]
-        if isinstance(client.lr, float) and client.lr < LEAST_LR:
+        optimizer = client.optimizer  # whose schedule every engine sees whole, and the trial before a run too
+        lowest = optimizer.lr * float(factors(optimizer.schedule, client.clock.rounds).min())
+        if lowest < LEAST_LR:
             raise ConfigError(
-                f"scaffold divides changes of float32 weights by the rate, which at {client.lr:g} leaves too few "
+                f"scaffold divides changes of float32 weights by the rate, which at {lowest:g} leaves too few "
                 f"digits of its control variates; use a rate of at least {LEAST_LR:g}, or method.option=1"
             )
         factor = accumulation(client.steps, client.optimizer, "scaffold") * client.lr

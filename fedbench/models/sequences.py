@@ -70,10 +70,12 @@ class CNN1d(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: conv, pool, head; for series [C, 1, T]."""
         layers: list[nn.Module] = []
-        channels = shape[0]
+        channels, steps = shape[0], shape[2]
         for place, (width, kernel) in enumerate(((32, 5), (64, 5), (64, 3))):
             layers += [nn.Conv2d(channels, width, (1, kernel), padding=(0, kernel // 2)), nn.ReLU()]
-            layers += [nn.MaxPool2d((1, 2))] if place < 2 else []
+            halved = place < 2 and steps > 1
+            layers += [nn.MaxPool2d((1, 2))] if halved else []
+            steps //= 1 + halved
             channels = width
         stages = {"conv": nn.Sequential(*layers), "pool": GlobalMean(), "head": nn.Linear(channels, classes)}
         return nn.Sequential(OrderedDict(stages))

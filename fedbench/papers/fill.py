@@ -26,7 +26,7 @@ def fill(plan: Plan) -> TableResult:
 
 
 def kept_files(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Array], dict[str, Array]]:
-    """Return (rows, curves, matrices, clients) of every run of which there is a result, as `store.save` takes them.
+    """Return (rows, curves, matrices, clients) of every run that has a result, as `store.save_table` takes them.
 
     A row is the whole result row; curves are thinned; a matrix [N, N] is of the first seed of a cell that has one, and
     accuracies of clients [N] are of every run that kept them.

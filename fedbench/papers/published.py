@@ -5,7 +5,7 @@ value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty:
 
 A margin is how far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
 It is fixed before any number is looked at: one point of accuracy or of RSD, one client of all for IPR, and ten per cent
-of the published value for ratios, times and counts.
+of the published value for ratios, similarities, times and counts.
 """
 
 from __future__ import annotations

@@ -133,7 +133,6 @@ SCRIPTS = (  # in the order in which they need each other
 )  # fmt: skip
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-LINKED = ("table.md", store.ARCHIVE)
 KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
     EQUIVALENT: ("≈", "equivalent"),
     "above": ("▲", "different, ours is higher"),
@@ -581,7 +580,7 @@ class PaperView:
     name: str  # as in a table's specification; "" for our own
     label: str
     claim: str
-    counts: tuple[tuple[str, int], ...]  # agree, differ, undecided, not run; none for our own
+    counts: tuple[tuple[str, int], ...]  # agree, differ, undecided, no verdict; none for our own
     tables: tuple[TableView, ...]
     page: str = ""  # address of what is said of it
 

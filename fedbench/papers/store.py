@@ -92,7 +92,7 @@ class TableResult:
     cells: tuple[Cell, ...]
     provenance: Provenance = field(default_factory=Provenance)
     clients: Mapping[str, int] = field(default_factory=dict)  # column -> clients of its runs, where they are known
-    # (row, column) -> what is not as in the table's other rows or today's code; see `load`
+    # (row, column) -> what is not as in the table's other rows or today's code; see `recorded.read_marked`
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     # (row, column) -> (clients with an accuracy, all) of the run that scored the fewest, where one scored not all
     fewer: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -268,7 +268,7 @@ def read_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
 
 
 def read_arrays(folder: Path, name: str) -> dict[str, Array]:
-    """Return the collaboration matrices (MATRICES) or accuracies of clients (CLIENTS), as `save` is given them."""
+    """Return the collaboration matrices (MATRICES) or clients' accuracies (CLIENTS), as `save_table` is given them."""
     files = files_of(folder)
     return files.npz(name) if files.has(name) else {}
 

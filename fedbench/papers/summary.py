@@ -106,7 +106,7 @@ class PaperCounts(NamedTuple):
     agree: int
     differ: int
     undecided: int
-    not_run: int
+    no_verdict: int  # not run, or with no margin
 
 
 def paper_counts(found: Sequence[Judged]) -> dict[str, PaperCounts]:

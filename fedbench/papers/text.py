@@ -144,20 +144,6 @@ PAPERS = {
     "sosicfl": "SosicFL",
     "fedrema": "FedReMa",
 }
-WORDS = {  # key of a run's config -> what a reader is told of its value
-    "model": "network {}",
-    "model.classifier": "classifier split: {}",
-    "partition": "partition {}",
-    "partition.num_clients": "{} clients",
-    "partition.size": "{} samples a client",
-    "partition_seed": "the partition of seed {}",
-    "partition_seed=null": "a partition for each seed",
-    "partition.draw=null": "a partition for each seed",
-    "protocol.optimizer.state": "{} optimisers",
-    "protocol.rounds": "{} rounds",
-    "reference_seed": "Local of seed {}",
-    "reference_lr": "Local at the rate {}",
-}
 
 
 def setting(table: TableResult) -> str:
@@ -167,12 +153,6 @@ def setting(table: TableResult) -> str:
     parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
     parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
     return ", ".join(parts) or "as published"
-
-
-def spelled(overrides: Sequence[str]) -> str:
-    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words as it is."""
-    pairs = ((text, *text.partition("=")[::2]) for text in overrides)
-    return ", ".join(WORDS.get(text, WORDS.get(key, f"{key}={{}}")).format(value) for text, key, value in pairs)
 
 
 def data(table: TableResult) -> str:
@@ -413,7 +393,7 @@ def notes(layout: Layout) -> list[str]:
 
 def _made_on(table: TableResult) -> str:
     made = table.provenance
-    spent = f", {rough_seconds(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
+    spent = f", {rough_seconds(made.seconds)} of runs" if made.seconds > 0 else ""
     return f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}."
 
 

@@ -102,6 +102,10 @@ class ScoredModels:
             raise FedbenchError(
                 f"the run was made with other samples than those of dataset={run.labels['dataset']} now"
             )
+        if parts := fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run)):
+            fingerprint.warn_once(
+                f"the run was made by other code ({', '.join(parts)} changed since), so that predictions may differ"
+            )
         dataset, partition = split_data(run)
         self.setup = set_up(run, dataset, partition).seen
         self._encode = dataset.encode

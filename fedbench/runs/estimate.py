@@ -15,12 +15,12 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.hardware import processes
+from fedbench.engine.hardware import processes, set_threads
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
-from fedbench.engine.timing import EngineCandidate, time_engines
+from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig
@@ -53,32 +53,31 @@ class RunTimes:
         built = self._setups[where]
         if isinstance(built, FedbenchError):
             raise built
-        return replace(built, method=config.method)  # refuses one that does not fit the network
+        return replace(
+            built, method=config.method, protocol=config.protocol
+        )  # refuses one that does not fit the network
 
-    def timed_as_it_is(self, config: RunConfig, setup: Setup | None = None) -> float:
+    def timed_as_it_is(self, config: RunConfig) -> float:
         """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
 
         Raises:
             FedbenchError: it cannot be built.
         """
-        setup, alike = setup or self.setup(config), [config.dataset, config.model, config.protocol.local]
+        setup, alike = self.setup(config), [config.dataset, config.model, config.protocol.local]
         own, usual = (  # a step takes the same on every partition
             self._pace(repr([*alike, method]), setup, method) for method in (config.method, FedAvg())
         )
-        share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
-        plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
         adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
         scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
-        return config.protocol.rounds * plain * own + scored * usual
+        return run_steps(setup) * own + scored * usual
 
-    def expected(self, config: RunConfig, setup: Setup | None = None) -> float:
+    def expected(self, config: RunConfig) -> float:
         """Return the seconds of a run by the engine that it would have, beside whatever else runs here now.
 
         Raises:
             FedbenchError: it cannot be built.
         """
-        setup = setup or self.setup(config)
-        seconds = self.timed_as_it_is(config, setup)
+        setup, seconds = self.setup(config), self.timed_as_it_is(config)
         return (
             seconds
             * (contention() if setup.federation.device.type == "cpu" else 1.0)
@@ -116,13 +115,13 @@ def client_steps(setup: Setup, config: RunConfig, *, scored: bool = True) -> flo
 
     share = config.protocol.cohort_size(len(sizes)) / len(sizes)
     trained = config.protocol.rounds * share * steps(config.method.stages(local, clock))
-    return trained + scored * _scorings(config)[0] * steps(config.method.adapt(local, clock))
+    return trained + scored * _scorings(config, len(sizes))[0] * steps(config.method.adapt(local, clock))
 
 
 def scored_batches(setup: Setup, config: RunConfig) -> float:
     """Return the batches of training size that all evaluations pass forward, each client's model on its own."""
-    received, trained = _scorings(config)
     clients = range(setup.population.clients)
+    received, trained = _scorings(config, len(clients))
     share = config.protocol.cohort_size(len(clients)) / len(clients)
 
     def samples(sets: Sequence[str]) -> int:
@@ -132,10 +131,15 @@ def scored_batches(setup: Setup, config: RunConfig) -> float:
     return ((received + trained * share - 1) * first + last) / config.protocol.local.batch_size
 
 
-def _scorings(config: RunConfig) -> tuple[int, int]:
-    """Return how often all clients are scored as received, round 0 included, and a cohort after its training."""
-    times, score = -(-config.protocol.rounds // config.protocol.eval_every), config.protocol.score
-    return 0 if score == "trained" else times + 1, 0 if score == "received" else times
+def _scorings(config: RunConfig, clients: int) -> tuple[int, int]:
+    """Return how often all clients are scored as received, round 0 included, and a cohort after its training.
+
+    A client of a partial cohort may not be drawn again before the next evaluation, so it is scored in each round.
+    """
+    protocol, score = config.protocol, config.protocol.score
+    times = -(-protocol.rounds // protocol.eval_every)
+    after = times if protocol.cohort_size(clients) == clients else protocol.rounds
+    return 0 if score == "trained" else times + 1, 0 if score == "received" else after
 
 
 def _without_method(config: RunConfig) -> str:
@@ -161,11 +165,12 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
 
     Of an interrupted run the rounds count that are left.
     """
-    times, seconds, parts = RunTimes(), 0.0, list[str]()
+    set_threads(run.hardware)  # as when it trains
+    times, seconds, parts = RunTimes(_setups={_without_method(run): setup}), 0.0, list[str]()
     for each in lacking(run, folder_of):
         left = each.protocol.rounds - _done(each, folder_of)
         try:
-            taken = times.expected(each, setup if each is run else None)
+            taken = times.expected(each)
         except Exception:  # noqa: BLE001 - an estimate must not end a run, which says itself what fails
             return ""
         seconds += taken * left / each.protocol.rounds

@@ -84,9 +84,10 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
             runs.append(resolve(compose(overrides)))
         except Exception as error:  # noqa: BLE001, PERF203 - whatever a config can raise
             if jobs.is_only_planned():
-                say(f"{' '.join(overrides)}: {messages.explained(error)[1]}")
+                code, failure = messages.explained(error, " ".join(overrides))
+                jobs.keep(jobs.JobOutcome(code=code, failure=failure))
     planned = jobs.is_only_planned()
-    if not runs or (runs[0].settings.progress == "none" and not planned):
+    if not runs:
         return
     try:
         for line in plan_lines(runs, folder_of, each=planned):

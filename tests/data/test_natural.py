@@ -24,7 +24,7 @@ from fedbench.data.datasets.own import ImageFolder, Npz
 from fedbench.data.datasets.table import OwnTable, fitted
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.natural import Natural
-from fedbench.runs.building import build
+from fedbench.runs.building import build, split_data
 from fedbench.runs.config import from_plain, resolve
 from fedbench.runs.execution import client_names, execute_batched
 
@@ -339,6 +339,36 @@ def test_pixels_of_clients_are_normalised_by_training_samples() -> None:
     assert read.mean == pytest.approx([x[train].mean() / 255])
     assert read.std == pytest.approx([x[train].std() / 255])
     assert fitted(dataclasses.replace(data, estimates=False), train).mean == (0.5,)
+
+
+def test_pixels_of_a_split_are_estimated_from_training_samples_too(tmp_path: Path) -> None:
+    x = RNG.integers(0, 256, (N, 1, 4, 4)).astype(np.uint8)
+    split = np.where(np.arange(N) % 3 == 0, "val", "train")
+    np.savez(tmp_path / "own.npz", x=x, y=Y, client=CLIENT, split=split)
+    run = resolve(
+        compose([*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "protocol.test.val_fraction=0.2"])
+    )
+    read, partition = split_data(run)
+    seen = run.dataset.load().x[np.concatenate(partition.train)]
+    assert read.mean == pytest.approx([seen.mean() / 255])
+
+
+def test_a_category_of_numbers_is_the_same_with_gaps_and_in_new_rows(tmp_path: Path) -> None:
+    """Gaps make real numbers of whole ones; a word that the table lacks is none of its categories, nor missing."""
+    path = csv(tmp_path, code=np.tile([1, 2, np.nan], N)[:N])
+    data = resolve(compose([*SHORT, *table(path), "dataset.categories=[code]"])).dataset.load()
+    assert data.columns[data.inputs.index("code")] == ("1", "2")
+    encode = fitted(data, np.arange(N)).encode
+    assert encode is not None
+    rows = frame(code=np.tile([1, 2, 9], N)[:N])[:3]
+    assert encode(rows)[:, -3:].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert encode(rows.assign(code=[1.0, np.nan, 2.0]))[:, -3:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+
+
+def test_validation_samples_without_clients_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y, split=np.where(np.arange(N) % 3 == 0, "val", "train"))
+    with pytest.raises(FedbenchError, match="split says val, which counts where samples name their clients"):
+        Npz(path=str(tmp_path / "own.npz")).load()
 
 
 # ---- what is no number

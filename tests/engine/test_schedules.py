@@ -127,19 +127,27 @@ def test_every_engine_follows_it(
     assert not caplog.records, "a step that is not captured is told"
 
 
-QUICK = ("fedavg", "ditto", "pfedme", "apple", "fedper", "finetune", "fedrep")
+QUICK = ("scaffold", "fednova", "fedavg", "ditto", "pfedme", "apple", "fedper", "finetune", "fedrep")
 REFUSING = {"fednova", "scaffold"}
 NORMALISED = {"fedbn", "finetune_norm"}  # see tests/engine/test_optimizer_state.py
 
 
-@pytest.mark.parametrize("preset", tiered(sorted({*groups.names("method")} - REFUSING - NORMALISED), quick=QUICK))
+@pytest.mark.parametrize("preset", tiered(sorted({*groups.names("method")} - NORMALISED), quick=QUICK))
 def test_every_method_follows_it_as_rows_of_one_program(preset: str) -> None:
     method = resolve(compose([f"method={preset}"])).method
-    config = OptimizerConfig(lr=0.01, schedule=BY_STEP)
+    config = OptimizerConfig(lr=0.01, schedule=STEP if preset in REFUSING else BY_STEP)
     chosen = setup(method, federation((13, 21, 5)), rounds=2, epochs=1, optimizer=config)
     plain, other = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
     assert gap(plain.server, other.server) < 1e-6
     assert gap(plain.memory, other.memory) < 1e-6
+
+
+def test_scaffold_refuses_a_rate_that_will_be_too_small_on_every_engine_at_once() -> None:
+    config = OptimizerConfig(lr=0.1, schedule=ScheduleConfig(name="cosine", final=0.0))
+    chosen = setup(Scaffold(), federation((13, 21)), rounds=200, optimizer=config)
+    for engine in (None, StackedTrainer(chosen, 2)):
+        with pytest.raises(FedbenchError, match="use a rate of at least"):
+            simulate(chosen, engine)
 
 
 @dataclass(frozen=True)

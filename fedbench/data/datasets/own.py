@@ -79,15 +79,6 @@ class OwnData(DataSource):
         """The options that change what `parse` yields."""
         return ""
 
-    @property
-    def owned(self) -> bool:
-        """Whether the samples name their clients."""
-        return False
-
-    def network(self) -> dict[str, Any]:
-        """What model=auto is: the name, and fields that the samples decide."""
-        return {"name": self.model}
-
     def state(self) -> Availability:
         """Ready where there is something at `path`."""
         ready = self.path is not None and Path(self.path).expanduser().exists()
@@ -131,7 +122,7 @@ class OwnData(DataSource):
             part=arrays.get("part"),
             columns=() if given else columns,
             inputs=inputs,
-            estimates=bool(names) and "part" not in arrays and not (given or columns or "tokens" in arrays),
+            estimates=bool(names) and not (given or columns or "tokens" in arrays),
             tokens=int(arrays["tokens"][0]) if "tokens" in arrays else 0,
         )
 
@@ -244,7 +235,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     x, y = x[order], y[order]
     owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
     said += _doubts(names, y, count)
-    seen = np.nan_to_num(x[:count].astype(np.float64))
+    seen = np.nan_to_num(x[:count].astype(np.float64), copy=False)
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
     more: dict[str, NDArray[Any]] = {}
     if kind == "tokens":
@@ -308,6 +299,8 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
     sizes = [len(part["y"]) for part in parts]
     given = {"part": _parts(parts[0]["split"], sizes[0])} if "split" in parts[0] else {}
     if "client" not in parts[0]:
+        if (given.get("part", np.zeros(0)) == PARTS.index("val")).any():
+            raise ValueError("split says val, which counts where samples name their clients; name them, or say train")
         return given, []
     if len(parts) > 1:
         given["part"] = np.repeat(np.array([0, PARTS.index("test")], np.int8), sizes)
@@ -319,9 +312,7 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
                 f"client must be a list of names or numbers as long as the {count} {split} samples, got {whose.dtype} "
                 f"{whose.shape}"
             )
-        if whose.dtype.kind == "f" and np.array_equal(whole := np.nan_to_num(whose).round(), np.nan_to_num(whose)):
-            whose = np.where(np.isnan(whose), "", whole.astype(np.int64).astype(str))  # as numbers with gaps are
-        words = np.char.strip(whose.astype(np.str_))
+        words = np.char.strip(_as_words(whose).astype(np.str_))
         missing = np.flatnonzero(np.isin(np.char.lower(words), MISSING))
         if len(missing):
             raise ValueError(
@@ -340,6 +331,20 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
         names, domain = names[order], np.argsort(order)[domain]
     line = f"{len(names)} clients, {names[0]} to {names[-1]}, of {counts.min()} to {counts.max()} samples"
     return {**given, "domain": domain.astype(np.int64), "names": names}, [line]
+
+
+def _as_words(whose: NDArray[Any]) -> NDArray[Any]:
+    """Clients' numbers with gaps, which are real, as whole ones; "" is a gap. Names are as they are."""
+    if whose.dtype.kind != "f":
+        return whose
+    if (endless := np.isinf(whose)).any():
+        raise ValueError(f"client is {whose[endless][0]} for some samples; name whose they are")
+    whole = np.nan_to_num(whose).round()
+    return (
+        np.where(np.isnan(whose), "", whole.astype(np.int64).astype(str))
+        if np.array_equal(whole, np.nan_to_num(whose))
+        else whose
+    )
 
 
 def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:

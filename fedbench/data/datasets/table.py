@@ -124,7 +124,7 @@ class OwnTable(OwnData):
             if len(odd := np.flatnonzero(np.isinf(values))):
                 raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave out what is missing")
             return values, []
-        words = np.unique(np.array(column.dropna().astype(str), np.str_))
+        words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
         if name not in self.categories:
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
             if 2 * numbers.sum() > len(words):
@@ -142,14 +142,20 @@ class OwnTable(OwnData):
 
 
 def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float32]:
-    """A column's numbers, or the places of its words in `words`; nan where one is missing or is not there."""
+    """A column's numbers, or the places of its words in `words`, -1 of another word; nan where one is missing."""
     if words:
         places = {word: place for place, word in enumerate(words)}
-        return np.array(
-            [places.get(word, np.nan) for word in column.where(column.notna(), None).astype(str)], np.float32
-        )
+        return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float32)
     with np.errstate(over="ignore"):
         return column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
+
+
+def _words(column: pd.Series[Any]) -> list[str | None]:
+    """A column as text, None where it is missing; 1.0 is "1", as gaps among whole numbers make them of real ones."""
+    return [
+        None if gap else str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
+        for each, gap in zip(column.tolist(), column.isna().tolist(), strict=True)
+    ]
 
 
 def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:

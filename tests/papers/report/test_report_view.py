@@ -254,7 +254,7 @@ def test_each_paper_is_a_line_with_its_counts_and_whether_its_method_is_best() -
     first, *others = paper_views(tables, {name: seen(each) for name, each in tables.items()})
     values = {"agree": 1, "differ": 2, "undecided": 2}
     published = sum(each.paper == "fedcollab" for each in published_values())
-    assert dict(first.counts) == {**values, "not run": published - 5}
+    assert dict(first.counts) == {**values, "no verdict": published - 5}
     assert [each.name for each in first.tables] == ["FedCollab T1", "FedCollab T1"]
     assert [each.label for each in others] == ["FedSaC", "pFedSim", "SosicFL", "FedReMa"]
     assert all(not each.tables and not each.claim for each in others)

@@ -175,7 +175,7 @@ def test_what_runs_take_by_loops(tmp_path: Path, timed: list[str]) -> None:
     assert (each.checkpoint, each.timed, each.finished) == (4 * model, 2, 0)
 
 
-@pytest.mark.parametrize(("score", "received", "trained"), [("received", 4, 0), ("trained", 0, 3), ("both", 4, 3)])
+@pytest.mark.parametrize(("score", "received", "trained"), [("received", 4, 0), ("trained", 0, 7), ("both", 4, 7)])
 def test_how_often_who_is_scored(tmp_path: Path, score: str, received: int, trained: int) -> None:
     report = ["protocol.report=best_test"] if score != "received" else []
     made = planned(
