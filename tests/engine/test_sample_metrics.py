@@ -204,11 +204,11 @@ def test_kinds_of_client_are_measured_alike() -> None:
     state = pair.simulate(chosen)
     last, own = state.history.last.measures["local"], pair.personal(chosen, state)
     scores, labels = [], []
-    for kind in chosen.kinds:
-        for place, client in enumerate(kind.federation.ids.tolist()):
-            x, y = kind.federation.gather(kind.federation.indices("local", place))
-            scores.append(kind.task.apply(own[client], x).numpy())
-            labels.append(y.numpy())
+    for client, model in enumerate(own):
+        kind = chosen.kind_of(client)
+        x, y = kind.federation.gather(kind.federation.indices("local", client))
+        scores.append(kind.task.apply(model, x).numpy())
+        labels.append(y.numpy())
     expected = measure(["nll", "auroc"], scores, labels)
     for metric, found in last.items():
         np.testing.assert_allclose(found.clients, expected[metric].clients, atol=1e-9, err_msg=metric)
