@@ -299,7 +299,7 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
     sizes = [len(part["y"]) for part in parts]
     given = {"part": _parts(parts[0]["split"], sizes[0])} if "split" in parts[0] else {}
     if "client" not in parts[0]:
-        if (given.get("part", np.zeros(0)) == PARTS.index("val")).any():
+        if {PARTS.index("train"), PARTS.index("val")} <= {*given.get("part", np.zeros(0)).tolist()}:
             raise ValueError("split says val, which counts where samples name their clients; name them, or say train")
         return given, []
     if len(parts) > 1:
