@@ -515,3 +515,18 @@ def test_keys_of_earlier_data_are_what_they_were(tmp_path: Path) -> None:
     flat = Npz(path=str(tmp_path / "a.npz"), kind="image").load()
     assert (flat.columns, flat.names, flat.tokens, flat.part) == ((), (), 0, None)
     assert flat.content == "5dd3ea92b8a0"
+
+
+def test_a_relative_path_is_looked_for_in_the_data_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a committed config, such as a board's, names a file without a machine's folders."""
+    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedbenchError, match=r"nothing at sites\.csv or .*data/sites\.csv"):
+        OwnTable(path="sites.csv", target="ill").load()
+    (tmp_path / "data").mkdir()
+    csv(tmp_path / "data")
+    found = OwnTable(path="sites.csv", target="ill")
+    assert len(found.load()) == N
+    assert found.state().where == str(tmp_path / "data" / "sites.csv")
+    csv(tmp_path, more=np.ones(N))
+    assert found.load().inputs[-1] == "more"  # the working folder's comes first

@@ -28,6 +28,7 @@ from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.core.files import load_npz
 from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
+from fedbench.data.files import data_dir
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 
 log = logging.getLogger("fedbench")
@@ -57,8 +58,15 @@ class OwnData(DataSource):
     @property
     def label(self) -> str:
         """The file's or folder's name."""
-        stem = "" if self.path is None else Path(self.path).expanduser().resolve().stem
+        stem = "" if self.path is None else self.place.resolve().stem
         return "-".join(str(part) for part in (self.name, stem, self.limit) if part)
+
+    @property
+    def place(self) -> Path:
+        """`path`; where nothing is there, and something in the data folder (FEDBENCH_DATA), that."""
+        given = Path(self.path or "").expanduser()
+        within = data_dir() / given
+        return within if self.path and within.exists() and not given.exists() else given
 
     @abstractmethod
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
@@ -81,28 +89,31 @@ class OwnData(DataSource):
 
     def state(self) -> Availability:
         """Ready where there is something at `path`."""
-        ready = self.path is not None and Path(self.path).expanduser().exists()
-        where = str(self.path) if ready else ""
+        ready = self.path is not None and self.place.exists()
+        where = str(self.place) if ready else ""
         return Availability(ready, where, (self.path or "dataset.path",), "set dataset.path to your data")
 
     def read(self, report: Report = silent) -> Dataset:
         arrays = self._arrays(report)
         for line in arrays["said"].tolist():
-            _say(f"{Path(self.path or '').expanduser()}: {line}")
+            _say(f"{self.place}: {line}")
         return self._dataset(arrays)
 
     def _arrays(self, report: Report = silent) -> Arrays:
         if not self.state().ready:
             raise DataMissing(
                 f"dataset={self.name}: "
-                + (f"there is nothing at {self.path}" if self.path else "set dataset.path to your data")
+                + (
+                    f"there is nothing at {self.path} or {data_dir() / self.path}"
+                    if self.path
+                    else "set dataset.path to your data"
+                )
             )
-        path = Path(self.path or "").expanduser()
-        return cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report)))
+        return cached_arrays(self.stamp, lambda: _joined(self.place, *self.parse(self.place, report)))
 
     @property
     def stamp(self) -> str:
-        files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
+        files = self.files(self.place) if self.state().ready else []
         return source_key(f"{self.name}{self.variant}-said4", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
@@ -149,7 +160,7 @@ class Npz(OwnData):
     def owned(self) -> bool:
         """Whether there is an array `client`."""
         try:
-            with zipfile.ZipFile(Path(self.path or "").expanduser()) as archive:
+            with zipfile.ZipFile(self.place) as archive:
                 return "client.npy" in archive.namelist()
         except (OSError, zipfile.BadZipFile):  # said when it is read
             return False
@@ -529,10 +540,10 @@ class ImageFolder(OwnData):
     @property
     def owned(self) -> bool:
         """Whether the first level of folders, below train and test if they are there, are clients."""
-        return _of_clients(_splits(Path(self.path or "").expanduser()))
+        return _of_clients(_splits(self.place))
 
     def read(self, report: Report = silent) -> Dataset:
-        for line in _left_out(Path(self.path or "").expanduser()):
+        for line in _left_out(self.place):
             _say(line)
         return super().read(report)
 
