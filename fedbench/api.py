@@ -1,6 +1,6 @@
-"""fedbench in Python: `run`, `sweep`, `load` and `table`, with what the command line takes and the errors it gives.
+"""What `import fedbench` gives: `run`, `sweep`, `load`, `table`, with the overrides and errors of the command line.
 
-Nothing is printed unless asked for (`progress="auto"`); warnings and the failures of a sweep are.
+Only warnings and the failures of a sweep are printed; `progress="auto"` shows progress.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it
 
 
 def run(*overrides: str, data: Any = None, **values: Any) -> Run:
-    """Return the finished run of a configuration: made, gone on with, or read if it is there.
+    """Return a `Run`: made, resumed, or read if it is finished.
 
-    Whoever else is at the same run, another thread or process, is waited for.
+    If another thread or process makes the same run, wait for it.
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
@@ -52,7 +52,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
 
 
 def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
-    """Return one line a finished run of every combination, with its folder; a list or a tuple holds values to combine.
+    """Return a data frame with one row for each finished run; a list or tuple holds values to combine.
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
@@ -82,9 +82,9 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
-    """Return all finished runs in or below `folders` (default: as `run`), one line each; see fedbench.runs.run.collect.
+    """Return a data frame of every finished run in or below `folders` (default: where `run` puts them).
 
-    `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
+    The column `code_changed` names the parts of the code that have changed since the run, as in `sweep`; "" if none.
 
     Raises:
         FedbenchError: there is no such folder.
@@ -99,7 +99,7 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
 
 
 def table(name: str, results: Path | str = "results") -> FilledTable:
-    """Return a filled table by its folder's name below `results`/tables, as `fedcollab_t1` or `fedcollab_t1-quick`.
+    """Return a filled table of `results` by name, such as `fedcollab_t1`: `cells`, `rows`, `curves`, `matrices`.
 
     Raises:
         FedbenchError: it was not filled; says how.

@@ -1,6 +1,6 @@
-"""Metrics: pure functions on numpy arrays.
+"""Accuracy, IPR and RSD, report rules, time to accuracy: pure functions on arrays.
 
-Accuracies are fractions here; what is written or printed is in percent.
+Accuracies are fractions here. Files and printed tables hold percent.
 """
 
 from __future__ import annotations

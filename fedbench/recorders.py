@@ -1,4 +1,4 @@
-"""Recorders by name: `record=[cka,similarity@1,50]` looks at layers at the end, at classifiers after two rounds."""
+"""What a run can store besides its scores: `record=[cka,similarity@1,50]`, by recorder and rounds."""
 
 from __future__ import annotations
 

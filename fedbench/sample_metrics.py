@@ -1,7 +1,7 @@
-"""Metrics of each sample's scores, by the names of `protocol.metrics`: of one client's samples, or of many clients'.
+"""Metrics of each sample's scores (AUROC, F1, calibration), by the names of `protocol.metrics`.
 
-Values are fractions, as accuracies are in fedbench.metrics, and the negative log-likelihood in nats; what is written is
-times `unit`. Where a metric is undefined it is nan, and its mean leaves the client out.
+Values are fractions, as accuracies in fedbench.metrics, and nats for the negative log-likelihood. Files hold a value
+times its `unit`. An undefined metric is nan, and the mean over clients leaves it out.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class SampleMetric:
 
 
 def balanced_accuracy(logs: Floats, y: Ints) -> float:
-    """Mean recall of the classes that the samples have."""
+    """Mean recall over the classes in the test samples, percent."""
     from sklearn.metrics import recall_score
 
     return float(recall_score(y, logs.argmax(1), labels=np.unique(y), average="macro", zero_division=0.0))
 
 
 def macro_f1(logs: Floats, y: Ints) -> float:
-    """Mean F1 of the classes that the samples have or are taken for; one that is never right has 0."""
+    """Mean F1 over the classes in the test samples or predicted, percent; a class never predicted right has 0."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(y, logs.argmax(1), average="macro", zero_division=0.0))
 
 
 def auroc(logs: Floats, y: Ints) -> float:
-    """Area under the ROC curve: of each class that the samples have against the rest, their mean; nan for one class."""
+    """Area under the ROC curve, percent: mean over the classes in the test samples, each against the rest."""
     from sklearn.metrics import roc_auc_score
 
     return _one_against_rest(roc_auc_score, logs, y)
 
 
 def auprc(logs: Floats, y: Ints) -> float:
-    """Average precision, in the same way; of two classes that of class 1, the positive one."""
+    """Average precision, percent: mean as for `auroc`; with two classes that of class 1."""
     from sklearn.metrics import average_precision_score
 
     return _one_against_rest(average_precision_score, logs, y, binary=True)
@@ -70,12 +70,12 @@ def _one_against_rest(
 
 
 def nll(logs: Floats, y: Ints) -> float:
-    """Negative log-likelihood in nats, a mean over samples."""
+    """Negative log-likelihood, natural logarithm, mean over samples."""
     return float(-np.take_along_axis(logs, y[:, None], axis=1).mean())
 
 
 def ece(logs: Floats, y: Ints) -> float:
-    """Expected calibration error, Guo et al., On Calibration of Modern Neural Networks, ICML 2017, section 2.
+    """Expected calibration error, percent, over 15 bins of the highest probability (Guo et al., ICML 2017).
 
     sum_m |B_m| / n |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first
     class's probability.

@@ -2,7 +2,8 @@
 
 KIND is one of `python -m fedbench list`, or one of these: `speed`, ratios of the benchmarks under results/bench/;
 `filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper; `others`, our
-methods beside other implementations; `keys` and `code`, the changelog's part on results.
+methods beside other implementations; `keys` and `code`, the changelog's part on results; `packages`, `types`, `hooks`,
+`task`, `trees`, `data`, `program` and `python`, the beginnings of docstrings; `reproduce`, the help of that command.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
+import fedbench
 from fedbench.cli.list import KINDS, listing
+from fedbench.cli.program import COMMANDS
 from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
+from fedbench.core import trees
 from fedbench.core.markdown import markdown as markdown_table
+from fedbench.engine.method import Method
+from fedbench.models.task import Task
 from fedbench.papers import store, summary, text
+from fedbench.papers.reproduce import REPRODUCE_HELP
 from fedbench.papers.store import TableResult
 from fedbench.runs.fingerprint import SAME_NUMBERS
 
@@ -37,6 +46,12 @@ VENUES = {
 }
 TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in text.PAPERS.items()}
 OTHERS = ROOT / "results" / "evidence" / "other_implementations.csv"
+TYPES = (  # that pass between the packages
+    *("core.batch:Population", "engine.contract:Clock", "engine.contract:Cohort", "engine.contract:Client"),
+    *("core.batch:Batch", "engine.contract:Stage", "engine.setup:Setup", "engine.simulation:State"),
+)
+TASK = "init apply features head loss criterion shape_before split select weights is_buffer"
+TREES = "join part under without plain split expand row take put mean mix clone stack map_leaves dot squared_distance"
 
 
 def listed(kind: str) -> str:
@@ -180,6 +195,60 @@ def code() -> str:
     return markdown_table([("change", "hashes that changed"), *lines])
 
 
+def said(thing: object) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def packages() -> str:
+    """Return the packages and modules in the order of imports, the lowest first."""
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("layers = [")[2].partition("\n]")[0]
+    layers = re.findall(r'^    "([\w |]+)",', contract, re.MULTILINE)
+    names = [name for layer in reversed(layers) for name in layer.split(" | ") if name != "__main__"]
+    folders = [f"{name}/" if (ROOT / "fedbench" / name).is_dir() else f"{name}.py" for name in names]
+    rows = [(f"`{shown}`", said(import_module(f"fedbench.{name}"))) for name, shown in zip(names, folders, strict=True)]
+    return markdown_table([("folder or module", "what it holds"), *rows])
+
+
+def types() -> str:
+    """Return the types that pass between the packages."""
+    found = [resolve_name(f"fedbench.{each}") for each in TYPES]
+    return markdown_table([("type", "what it is"), *((f"`{each.__name__}`", said(each)) for each in found)])
+
+
+def functions(holder: object, names: Iterable[str]) -> str:
+    """Return a table of functions: the call, and the beginning of the docstring."""
+    rows = [("call", "what it does or gives")]
+    for name in names:
+        found = [each for each in inspect.signature(getattr(holder, name)).parameters.values() if each.name != "self"]
+        shown = [f"{each.name}=" if each.kind is each.KEYWORD_ONLY else str(each).partition(":")[0] for each in found]
+        rows.append((f"`{name}({', '.join(shown)})`", said(getattr(holder, name))))
+    return markdown_table(rows)
+
+
+def hooks() -> str:
+    """Return the hooks of a method in the order of the interface."""
+    found = [name for name, each in vars(Method).items() if inspect.isfunction(each) and not name.startswith("_")]
+    return functions(Method, found)
+
+
+def data() -> str:
+    """Return what a data set, a partition and a network must say."""
+    named = "DataSource.read DataSource.state FileSource.files FileSource.parse PartitionSpec.assign Pool.deal"
+    where = {"DataSource": "data.dataset", "FileSource": "data.files", "Model": "models.task"}
+    rows = [("member", "what it gives")]
+    for name in f"{named} Model.build Model.label Model.begin".split():
+        member = resolve_name(f"fedbench.{where.get(name.partition('.')[0], 'data.partitions.base')}:{name}")
+        rows.append((f"`{name}`", said(member)))
+    return markdown_table(rows)
+
+
+def program() -> str:
+    """Return the commands of the program."""
+    found = [(f"`fedbench {name}`", said(resolve_name(command))) for name, command in COMMANDS.items()]
+    return markdown_table([("command", "what it does"), *((name, f"{words.split('; ')[0]}.") for name, words in found)])
+
+
 MADE = {
     **{kind: partial(listed, kind) for kind in KINDS},
     "methods": methods,
@@ -190,6 +259,15 @@ MADE = {
     "keys": keys,
     "code": code,
     "others": others,
+    "packages": packages,
+    "types": types,
+    "hooks": hooks,
+    "program": program,
+    "data": data,
+    "task": partial(functions, Task, TASK.split()),
+    "trees": partial(functions, trees, TREES.split()),
+    "python": partial(functions, fedbench, [name for name in fedbench.__all__ if name.isalpha() and name.islower()]),
+    "reproduce": lambda: f"```text\n{REPRODUCE_HELP}```\n",
 }
 
 

@@ -1,1 +1,1 @@
-"""The command line: the commands, and Hydra's application behind runs and sweeps."""
+"""The commands on methods, data and runs, each `python -m fedbench COMMAND`."""

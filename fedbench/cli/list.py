@@ -339,6 +339,43 @@ def _recorders() -> Listing:
     return Listing("What a run can record besides its scores", rows)
 
 
+def _metrics() -> Listing:
+    from fedbench.sample_metrics import METRICS
+
+    words = {name: (inspect.getdoc(each.of) or "").partition("\n")[0] for name, each in METRICS.items()}
+    rows = [{"metric": name, "meaning": meaning} for name, meaning in words.items()]
+    return Listing("Metrics of a run besides accuracy: protocol.metrics=[auroc,nll]", rows)
+
+
+COLUMNS = {  # of a run's row; SET, RULE, METRIC and MODALITY stand for names
+    "dataset partition model method protocol seed": "the choices of the run",
+    "variant": "the purpose of a run that was not asked for, such as the Local of IPR and RSD",
+    "key data partition_hash code": "hashes of the settings, the samples, the split, and each part of the code",
+    "scored precision": "which of a client's models counts; hardware.precision",
+    "clients of_clients": "number of clients with an accuracy, and of all clients",
+    "clients_on_SET clients_ipr": "number of clients with an accuracy on a test set, and with a gain over Local",
+    "rounds report average report_first report_last": "length of the run; report rule, its average, its rounds",
+    "test_set": "the test set of acc: local, global or common",
+    "acc acc_pooled score": "mean over clients, percent; over all test samples; the protocol's choice of the two",
+    "ipr rsd local_key": "share of clients better than Local, percent; spread of their gain, points; key of that Local",
+    "acc_on_SET acc_on_SET_pooled": "acc and acc_pooled on each scored set; val is the validation set",
+    "acc_RULE acc_RULE_pooled": "acc and acc_pooled by each report rule: last, best_test, best_val, mean_last_5",
+    "acc_of_MODALITY": "mean over the clients of one modality",
+    "unseen acc_unseen_received acc_unseen_EPOCHS unseen_note": "unseen clients: number, accuracy, why there is none",
+    "METRIC METRIC_pooled METRIC_on_SET METRIC_unseen_EPOCHS": "each of protocol.metrics, as acc",
+    "clients_METRIC ipr_METRIC rsd_METRIC": "number of clients with a value; IPR and RSD of the metric",
+    "bytes_up bytes_down": "sums over clients and rounds",
+    "bytes_up_prepare bytes_down_prepare": "the part of these that the method's preparation sends",
+    "seconds_total": "wall clock; seconds_prepare, _train, _server and _evaluate are its parts",
+    "version_PROGRAM commit": "versions of fedbench, Python, torch and NumPy, and the commit",
+}
+
+
+def _columns() -> Listing:
+    rows = [{"columns": names.replace(" ", ", "), "meaning": words} for names, words in COLUMNS.items()]
+    return Listing("Columns of result.json, of collect and of data frames", rows)
+
+
 KINDS: dict[str, Callable[[], Listing] | str] = {  # of papers by name, which only a listing of them imports
     "methods": methods,
     "groups": _groups,
@@ -353,11 +390,13 @@ KINDS: dict[str, Callable[[], Listing] | str] = {  # of papers by name, which on
     "tables": "fedbench.papers.listing:tables",
     "figures": "fedbench.papers.listing:figures",
     "recorders": _recorders,
+    "metrics": _metrics,
+    "columns": _columns,
 }
 
 
 def list_command(arguments: Sequence[str]) -> int:
-    """Print one table, for people or as Markdown; return the exit code."""
+    """List what can be chosen, such as methods, datasets and partitions; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fedbench list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--markdown", action="store_true", help="as Markdown, without what depends on this machine")

@@ -30,7 +30,7 @@ ENTRY = re.compile(r' {8}"(\w+)": "[\w.]+:\w+",\n')  # a line of a registry
 
 
 def new_command(arguments: Sequence[str]) -> int:
-    """Write the files of a new component; return the exit code."""
+    """Write the files of a new method, data set, partition, model or table to fill in; return the exit code."""
     if asks_for_help(arguments) or len(arguments) != 2:
         print(USAGE)
         return OK if asks_for_help(arguments) else REFUSED

@@ -135,7 +135,7 @@ def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]])
 
 
 def prepare_command(arguments: Sequence[str]) -> int:
-    """Prepare or show data sets; return 2 if one could not be prepared, 1 if one that was asked for is missing."""
+    """Download data sets, or show which are here; return 2 if a download failed, 1 if one is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench prepare",
         description=__doc__,

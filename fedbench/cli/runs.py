@@ -61,7 +61,7 @@ PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
 
 
 def collect_command(arguments: Sequence[str]) -> int:
-    """Collect runs, and write or print their table; return the exit code."""
+    """Write or print runs as one table, a row a run; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE
     )
@@ -135,7 +135,7 @@ def write_frame(table: pd.DataFrame, out: Path) -> None:
 
 
 def plot_command(arguments: Sequence[str]) -> int:
-    """Draw what the paths hold; return the exit code."""
+    """Draw runs or filled tables; return the exit code."""
     if not arguments or asks_for_help(arguments):
         print(PLOT_HELP, end="")
         return OK if arguments else REFUSED
@@ -181,7 +181,7 @@ def _below_tables(folder: Path) -> list[str]:
 
 
 def tta_command(arguments: Sequence[str]) -> int:
-    """Print one table of times to an accuracy; return the exit code."""
+    """Print rounds, seconds and bytes to an accuracy; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fedbench tta", description=TTA_HELP)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
     chosen = parser.add_mutually_exclusive_group(required=True)

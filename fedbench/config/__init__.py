@@ -1,1 +1,1 @@
-"""From command line to checked values: schemas, registries, and every line of Hydra composition."""
+"""From a command line to checked dataclasses: the YAMLs, Hydra's composition, fields with domains, messages."""

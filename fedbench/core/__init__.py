@@ -1,1 +1,1 @@
-"""The ground: trees of tensors, randomness, batches, files, signals, errors. It imports nothing of the package."""
+"""Trees of tensors, random keys, batches, files and locks, the cache, signals, errors, hashes of code."""

@@ -12,7 +12,7 @@ from fedbench.core.trees import Tree
 
 @dataclass(frozen=True)
 class Population:
-    """What a server knows of all N clients before training."""
+    """What a server knows before training: the number of samples of each client and of each class."""
 
     sizes: Tensor  # float64 [N], training samples n_k
     label_counts: Tensor  # float64 [N, K], training samples of each class
@@ -25,7 +25,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one client. Padding, if any, is marked by `mask`; averages must go through `mean`."""
+    """Samples of one client. Padding is masked, so take averages with `Batch.mean`."""
 
     x: Tensor  # [B, ...] normalised float
     y: Tensor  # int64 [B]

@@ -18,14 +18,14 @@ CPU = torch.device("cpu")
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`. From the CPU it goes by pinned memory: the host need not wait until it is there."""
+    """`tensor` on `device`. From the CPU it is copied through pinned memory, so the host does not wait."""
     if tensor.device.type == "cpu" and device.type != "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`tensors` on the CPU, those of one device in a single copy, for which the host waits once."""
+    """`tensors` on the CPU, in one copy for each device, so the host waits once."""
     away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
     if len(away) < 2:
         return [tensor.to(CPU) for tensor in tensors]
@@ -69,12 +69,12 @@ Rows = slice | Tensor  # of a client axis: all (`slice(None)`), or those that a 
 
 
 def join(**parts: Mapping[str, Tensor]) -> Tree:
-    """One tree from several: each part's leaves under its name, `join(a=t)["a/x"] is t["x"]`."""
+    """One tree, with each part's leaves in a namespace: `join(a=t)["a/x"] is t["x"]`."""
     return {f"{name}/{key}": leaf for name, tree in parts.items() for key, leaf in tree.items()}
 
 
 def part(tree: Mapping[str, Tensor], name: str) -> Tree:
-    """The leaves in namespace `name`, without it: the inverse of `join`.
+    """The leaves in namespace `name` without their prefix, the inverse of `join`; refused if there are none.
 
     Raises:
         LookupError: there are none; see `under` for where that may be.
@@ -89,18 +89,18 @@ def part(tree: Mapping[str, Tensor], name: str) -> Tree:
 
 
 def under(tree: Mapping[str, Tensor], name: str) -> Tree:
-    """As `part`, where a setting or the network decides whether there are any: perhaps an empty tree."""
+    """As `part`, but an empty tree if there are none; for leaves that depend on a setting or the network."""
     start = len(name) + 1
     return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
 
 
 def without(tree: Mapping[str, Tensor], name: str) -> Tree:
-    """The leaves that are not under namespace `name`."""
+    """The leaves outside namespace `name`."""
     return {key: leaf for key, leaf in tree.items() if not key.startswith(name + "/")}
 
 
 def plain(tree: Mapping[str, Tensor]) -> Tree:
-    """The leaves under no namespace."""
+    """The leaves in no namespace."""
     return {key: leaf for key, leaf in tree.items() if "/" not in key}
 
 
@@ -114,7 +114,7 @@ def split(tree: Tree, names: Iterable[str]) -> tuple[Tree, Tree]:
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """`function` of every leaf."""
+    """The tree with `function` applied to every leaf."""
     return {key: function(leaf) for key, leaf in tree.items()}
 
 
@@ -124,17 +124,17 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure, stacked on a new client axis: leaves [C, ...]."""
+    """Trees with the same leaves, stacked on a new client axis: leaves [C, ...]."""
     return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]} if trees else {}
 
 
 def row(tree: Mapping[str, Tensor], index: int) -> Tree:
-    """Client `index` of a stacked tree: views, without the client axis."""
+    """Client `index` of a stacked tree, without the client axis: views, no copies."""
     return {key: leaf[index] for key, leaf in tree.items()}
 
 
 def take(tree: Tree, ids: Tensor) -> Tree:
-    """Rows `ids` [C] of a stacked tree (a copy); a shared leaf stays shared."""
+    """Copy of rows `ids` [C] of a stacked tree; a shared leaf stays shared."""
     places = _everywhere(ids)
     return {
         key: leaf[:1].expand(len(ids), *leaf.shape[1:]) if is_shared(leaf) else leaf[places(leaf.device)]
@@ -143,7 +143,7 @@ def take(tree: Tree, ids: Tensor) -> Tree:
 
 
 def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
-    """`tree` with rows `ids` set to `rows` [C, ...]; the argument is left as it was, for use in hooks."""
+    """A new tree: `tree` with rows `ids` replaced by `rows` [C, ...]."""
     updated, places = {**tree, **clone({key: tree[key] for key in rows})}, _everywhere(ids)
     for key, leaf in rows.items():
         target = updated[key]
@@ -152,16 +152,16 @@ def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
 
 
 def rows(tree: Tree, chosen: Rows) -> Tree:
-    """The rows `chosen` of a stacked tree (a copy, unless all); a shared leaf stays shared."""
+    """The rows `chosen` of a stacked tree, a copy unless all are chosen; a shared leaf stays shared."""
     if isinstance(chosen, slice):
         return tree
     return take(tree, chosen.nonzero().flatten())
 
 
 def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
-    """The inverse of `rows` for parts that each have some of `count` clients: one tree [C, ...].
+    """The inverse of `rows`: one tree [C, ...] of `count` clients from parts that each have some of them.
 
-    Where no part has a leaf for a client, that row is nan (0 in an integer leaf): whoever reads it, is told.
+    A row is nan (0 in an integer leaf) if no part has the leaf for that client.
 
     Raises:
         ConfigError: two parts have a leaf of one name and unequal shapes.
@@ -186,12 +186,12 @@ def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
 
 
 def _everywhere(ids: Tensor) -> Callable[[torch.device], Tensor]:
-    """`ids` on each device that it is asked for, copied there once."""
+    """A function that gives `ids` on a device and copies them there once."""
     return cache(partial(sent, ids))
 
 
 def expand(tree: Tree, count: int) -> Tree:
-    """One model as the message to `count` clients: leaves [C, ...] with stride 0, no copies."""
+    """One model as the message to `count` clients: leaves [C, ...] without copies."""
     return {key: leaf.unsqueeze(0).expand(count, *leaf.shape) for key, leaf in tree.items()}
 
 

@@ -1,1 +1,1 @@
-"""Data: files to arrays (datasets), labels and a seed to client indices (partitions), and their split."""
+"""Files to arrays (`datasets/`), labels to clients (`partitions/`), and both on the device (`federation.py`)."""

@@ -122,7 +122,7 @@ class Dataset:
 
     @cached_property
     def content(self) -> str:
-        """12 hex digits over every sample and label: of two data sets with one name, which."""
+        """12 hex digits over every sample and label; tells apart two data sets with one name."""
         digest = hashlib.sha256(f"{self.num_train} {self.classes}".encode())
         for array in (self.x, self.y, self.domain, self.text, self.part):
             if array is not None:
@@ -200,16 +200,16 @@ class DataSource(Component, ABC):
 
     @property
     def stamp(self) -> str:
-        """Changes when the files that the data set is read from do; "" for one that is in none."""
+        """Changes when the files of the data set change; "" without files."""
         return ""
 
     @property
     def owned(self) -> bool:
-        """Whether the samples name their clients, and so bring partition=natural."""
+        """Whether the samples name their clients, so that partition=natural is the default."""
         return False
 
     def network(self) -> dict[str, Any]:
-        """What model=auto is: the name, and fields that the samples decide."""
+        """The model of model=auto: its name, and fields that depend on the samples."""
         return {"name": self.model}
 
     def load(self, report: Report = silent) -> Dataset:
@@ -224,8 +224,11 @@ class DataSource(Component, ABC):
 
     @abstractmethod
     def read(self, report: Report = silent) -> Dataset:
-        """The whole data set; `report` hears of work that takes long."""
+        """The whole data set: x uint8 or float32 [n, C, H, W], y int64 [n], training samples first, and their number.
+
+        `report` shows the progress of long work.
+        """
 
     @abstractmethod
     def state(self) -> Availability:
-        """Whether it is ready, where, and how to get it; reads no sample."""
+        """Whether the data are present, where, and how to get them; it reads no sample."""

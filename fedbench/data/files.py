@@ -316,7 +316,7 @@ def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class FileSource(DataSource):
-    """A data set in files. Subclasses say which files make it up, how to fetch and how to parse them."""
+    """A data set in files. Subclasses say which files it has, how to fetch and how to parse them."""
 
     folders: ClassVar[tuple[str, ...]]  # where under a root the files may lie, besides the root itself
     system: ClassVar[tuple[str, ...]] = ()  # folders that packages of the operating system fill
@@ -334,15 +334,14 @@ class FileSource(DataSource):
 
     @abstractmethod
     def files(self, folder: Path) -> list[Path] | None:
-        """The files (or folders of images) of this data set in `folder`, in a fixed order; None unless all are there.
+        """The files (or folders of images) of the data set in `folder`, in a fixed order; None if one is missing.
 
-        The prepared arrays are made again when one of them changes, so large data sets name their folders, not
-        every image.
+        If one of them changes, the prepared arrays are made again. Large data sets name folders, not every image.
         """
 
     @abstractmethod
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
-        """The arrays to keep: `x`, `y`, `num_train` [1] and whatever else the data set needs."""
+        """The arrays of the data set: `x`, `y`, `num_train` [1], and others that it needs."""
 
     @property
     def variant(self) -> str:
@@ -351,27 +350,27 @@ class FileSource(DataSource):
 
     @property
     def by_hand(self) -> str:
-        """What is still missing after a download, and how to get it; nothing for most data sets."""
+        """What to fetch by hand after a download, and how; "" for most data sets."""
         return ""
 
     def read(self, report: Report = silent) -> Dataset:
         return self.dataset(self.arrays(report))
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """The data set that the prepared arrays make."""
+        """The data set from the prepared arrays."""
         count = int(arrays["num_train"][0])
         x, y = arrays["x"], arrays["y"]
         return Dataset(self.name, x, y, count, self.label_count, self.mean, self.std)
 
     def places(self) -> list[Path]:
-        """Every folder that is looked at, in order."""
+        """All folders that are searched, in order."""
         roots = [Path(self.root).expanduser()] if self.root else []
         roots.append(data_dir())
         under = [root / folder for root in roots for folder in ("", *self.folders)]
         return list(dict.fromkeys([*under, *map(Path, self.system)]))
 
     def locate(self) -> list[Path] | None:
-        """The files in the first place that has all of them."""
+        """The files in the first folder that has all of them."""
         found = (self.files(place) for place in self.places())
         return next((files for files in found if files is not None), None)
 
@@ -385,11 +384,11 @@ class FileSource(DataSource):
         return Availability(files is not None, where, tuple(map(str, self.places())), how, prepared)
 
     def arrays(self, report: Report = silent) -> Arrays:
-        """The parsed files, from the cache if they were parsed before; downloaded if `download` is set.
+        """The parsed files, from the cache if possible; downloaded if `download` is set.
 
         Raises:
             DataMissing: the files are nowhere, or the download failed.
-            DataCorrupt: a file is not what it should be.
+            DataCorrupt: a file is damaged or of another format.
         """
         files = self.locate()
         if files is None and self.download:
@@ -429,7 +428,7 @@ class FileSource(DataSource):
         return arrays
 
     def check(self, where: Path, train: int, test: int) -> None:
-        """Refuse what was parsed if samples are missing.
+        """Check the number of parsed samples.
 
         Raises:
             DataCorrupt: other numbers than published, unless `partial`.
@@ -445,7 +444,7 @@ class FileSource(DataSource):
 
         Raises:
             DataMissing: no network, no space.
-            DataCorrupt: what came is not the published file.
+            DataCorrupt: the downloaded file is not the published one.
         """
         root = Path(self.root).expanduser() if self.root else data_dir()
         try:

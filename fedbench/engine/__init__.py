@@ -1,1 +1,1 @@
-"""The engine: the interface of methods, the engines that train clients, and the one loop over rounds."""
+"""The method interface (`method.py`, `contract.py`), the loop (`simulation.py`), the engines that train clients."""

@@ -25,7 +25,7 @@ CLIENT_HOOKS: tuple[ClientHook, ...] = get_args(ClientHook)
 
 @dataclass(frozen=True)
 class Clock:
-    """Where a run stands: `round` of `rounds` (0-based), for schedules."""
+    """The round (0-based) and the number of rounds, for schedules."""
 
     round: int
     rounds: int
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients a server hook speaks to, first axis C in every tree beside it."""
+    """The clients of a server hook: ids, sizes, local steps, the round's generator. C is the first axis of trees."""
 
     ids: Tensor  # int64 [C]
     clock: Clock
@@ -62,9 +62,9 @@ class Cohort:
         return found
 
     def by_kind(self) -> Iterator[tuple[Tensor, Cohort]]:
-        """The kinds of client in the cohort: which of it are of the kind (bool [C]), and these as a cohort.
+        """For each modality in the cohort: a mask of its clients (bool [C]), and these clients as a cohort.
 
-        Its `task` is the kind's own. Where all clients are alike, it is the cohort itself.
+        The `task` of that cohort is the modality's network. With one modality it is the cohort itself.
         """
         kind, served = self.task.kind_of(self.ids), self.task.kind_of(self.served)
         for place, task in enumerate(self.task.kinds):
@@ -79,7 +79,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one round, no client axis: what every client hook is given."""
+    """One client in one round, without a client axis: task, message, memory, size, optimiser; its data on request."""
 
     task: Task
     clock: Clock
@@ -120,10 +120,10 @@ Direction = Callable[[Tree, Client, Batch], Tree]
 
 @dataclass(frozen=True)
 class Stage:
-    """A phase of local training: the optimiser on `loss` over the leaves that `moves` selects.
+    """A phase of local training: a loss, the leaves that it trains (`moves`), and epochs or iterations.
 
-    `direction`, where given, takes the gradient's place (Per-FedAvg, pFedMe): it returns a tree over the moved
-    leaves, and may return new values of buffers beside it.
+    A `direction` replaces the gradient (Per-FedAvg, pFedMe). It returns a tree over the trained leaves, and may also
+    return new values of buffers.
     """
 
     loss: Loss | None = None
@@ -138,10 +138,10 @@ class Stage:
 
     @property
     def hook(self) -> str:
-        """Name of what the optimiser follows.
+        """Name of the loss or direction.
 
         Raises:
-            ValueError: there is nothing.
+            ValueError: the stage has neither.
         """
         if self.direction is None and self.loss is None:
             raise ValueError("a stage needs a loss or a direction")
@@ -158,7 +158,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Exceptions, each with its reason. A declared exception must be one, or its check fails."""
+    """Exceptions, each with its reason. A check fails if a declared exception is none."""
 
     smallest: int = 1  # training samples a client needs; a smaller one raises ConfigError
     draws_by_position: str = ""  # why relabelled clients meet other draws of the server
@@ -170,7 +170,7 @@ class Conformance:
 
 @dataclass
 class Meter:
-    """Bytes that crossed the network, counted from the trees that did."""
+    """Bytes that crossed the network, counted from the trees that were sent."""
 
     up: int = 0
     down: int = 0
@@ -185,16 +185,16 @@ class Meter:
 
 
 class Preparation(Protocol):
-    """What a method may use once, see Method.prepare_round. Whatever crosses the network here is counted.
+    """What `Method.prepare` may use: the clients and their data. All traffic here is counted.
 
-    `meter` counts what a method simulates by itself.
+    `meter` counts the traffic that a method simulates by itself.
     """
 
     meter: Meter
 
     @property
     def seed(self) -> int:
-        """Keys what the method draws, with a purpose of its own: see core.rng."""
+        """The seed of the method's random draws; give each draw its own purpose (see core.rng)."""
 
     @property
     def task(self) -> Task:
@@ -202,39 +202,40 @@ class Preparation(Protocol):
 
     @property
     def population(self) -> Population:
-        """What is known of all clients."""
+        """Number of samples of each client and class."""
 
     @property
     def everyone(self) -> Cohort:
-        """All clients as a cohort of this moment."""
+        """All clients as a cohort of the current round."""
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
     ) -> Tree:
-        """What every client uploads [N, ...] after local work on its row of `message` and `memory` [N, ...].
+        """Every client's upload [N, ...] after local work on its row of `message` and `memory` [N, ...].
 
-        With more `rounds` it starts each from what came out of the one before, without the others or the server.
-        `sends`: what of its upload (one client's, no axis) it sends; None: all.
+        With several `rounds` each client continues from its own last round, without the server. `sends` selects the
+        part of an upload (one client's, without the client axis) that is sent; None sends all of it.
 
         Raises:
             Diverged: a client's loss, upload or memory is not finite.
         """
 
     def received(self, uploads: Tree) -> Tree:
-        """`uploads` [N, ...], which every client sends of itself, counted."""
+        """Count `uploads` [N, ...] that all clients send, and return them."""
 
     def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
-        """All training samples of a kind's clients, those of the first first.
+        """All training samples of the clients of modality `kind`, in the order of the clients.
 
-        As its network reads them: normalised, or pixels in [0, 1] (`unit`).
+        They are normalised as for the network, or with `unit` pixels in [0, 1].
         """
 
     def once(self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
-        """What `make` returns; if a run before had the same from the same `given`, that, kept in the cache.
+        """Return the arrays of `make`, from the cache if an earlier run made them from the same `given`.
 
-        `given` is all that the result depends on (tensors, or what `repr` tells apart), `code` the function that makes
-        it. Traffic, which `make` counts by the meter that it is given, and seconds are as if it were made here.
+        `given` is everything the result depends on: tensors, or values that `repr` tells apart. `code` is the function
+        that computes it. `make` counts traffic by the meter that it gets. Traffic and seconds of a cached result are
+        those of the run that made it.
         """
 
     def keep(self, name: str, array: np.ndarray) -> None:
-        """Save an array (a distance matrix, cluster centres) with the run."""
+        """Store an array, such as a distance matrix, with the run."""

@@ -1,8 +1,8 @@
-"""The method interface: what crosses the network, and what each side does with it.
+"""The method interface: the hooks of server and client.
 
-Server hooks see trees with a client axis; client hooks see one client and know nothing of the axis (the engine may
-run them one by one or batched with vmap: no data-dependent Python branches, averages through `Batch.mean`). Hooks are
-pure: no hook stores anything on `self`. Evaluation takes the same road: send -> personal -> predict.
+Server hooks see trees with a client axis. Client hooks see one client without that axis, because the engine runs them
+one by one or batched with vmap: they have no data-dependent Python branches, and they average through `Batch.mean`.
+Hooks are pure: no hook stores anything on `self`. Evaluation calls send, personal and predict in this order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Method(Component, ABC):
-    """Base of all methods; a subclass's fields are its hyper-parameters, and so its schema in the config.
+    """Base of all methods. A subclass's fields are its hyper-parameters and the schema of its YAML.
 
-    A method's docstring lists its leaves in four lines; one that it lacks is as its base's. `Server` and `Memory` are
-    what `init` returns, `Message` and `Upload` what crosses the network to and from one client. Leaves are written
-    `name [shape] if condition, remark`: `*` for those of the network, all or some, by their own names, `[...]` for
-    their own shapes, `**` for any. N clients, K classes, d features before the classifier layer.
+    A method's docstring lists its leaves in four lines; a missing line is the base's. `Server` and `Memory` are what
+    `init` returns. `Message` and `Upload` cross the network to and from one client. Leaves are written
+    `name [shape] if condition, remark`: `*` stands for leaves of the network under their own names, `[...]` for their
+    own shapes, `**` for any leaves. N clients, K classes, d features before the classifier layer.
     """
 
     section: ClassVar[str] = "method"
@@ -41,107 +41,107 @@ class Method(Component, ABC):
 
     @property
     def why_one_kind(self) -> str:
-        """Why all its clients must be of one kind; "" if its server serves several kinds, see Cohort.by_kind."""
+        """Why all clients must have one modality; "" if the server handles several (see Cohort.by_kind)."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     def shares(self, sizes: Tensor) -> Tensor | None:
-        """What clients count by, up to a factor: `sizes` float64 [N], their samples.
+        """The clients' weights in the server's average, up to a factor; `sizes` are their samples, float64 [N].
 
-        None: its clients' models, or what they share of them, are no averages of all clients' of its server.
+        None if client models are no average of all clients' uploads.
         """
         return sizes
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """Names of the client hooks that use client.data or client.validation."""
+        """Names of the client hooks that read client.data or client.validation."""
         return frozenset()
 
     @property
     def conformance(self) -> Conformance:
-        """What it cannot promise; fedbench.testing checks the rest."""
+        """Exceptions to the conformance suite, with reasons; fedbench.testing checks the rest."""
         return Conformance()
 
     @property
     def prepare_round(self) -> int:
-        """Rounds that are completed when `prepare` is called; in a shorter run it never is."""
+        """Number of completed rounds after which `prepare` is called; a shorter run never calls it."""
         return 0
 
     # ---- server: first axis is the client's
 
     @abstractmethod
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """(server state, client memory with leaves [N, ...]) before round 0."""
+        """Server, once: (server state, client memory with leaves [N, ...]) before the first round."""
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Once, after `prepare_round` rounds, with access to the federation (distances, clusters, topic models).
+        """Server, once, after `prepare_round` rounds: state and memory after work on the clients' data (clusters).
 
-        Before round 1 it may give clients' memory other leaves than `init` did, later only other values.
+        Before the first round it may replace the leaves of the memory, later only their values.
         """
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The message to each client of the cohort, leaves [C, ...]."""
+        """Server: the message to each client of the cohort, leaves [C, ...]."""
         return trees.expand(server, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Fold uploads [C, ...] into the server state."""
+        """Server: the new server state from the uploads, leaves [C, ...]."""
         return {**server, **cohort.mean(uploads)}
 
     # ---- one client: no client axis
 
     @abstractmethod
     def start(self, client: Client) -> Tree:
-        """Everything local training may move."""
+        """Client: everything that local training may change, built from `client.message` and `client.memory`."""
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The phases of local training, in order."""
+        """Client: the phases of local training in order, each `Stage(loss, moves, epochs)`."""
         return (Stage(self.loss),)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """The local objective on one mini-batch, a scalar."""
+        """Client: the local objective on one mini-batch, a scalar."""
         return client.task.loss(self.model(work, client), batch)
 
     @abstractmethod
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """(upload, new memory) after local training."""
+        """Client: (upload, new memory) after local training."""
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The client's own model within `work`."""
+        """Client: the model within `work`, for the default loss and for scores after local training."""
         return work
 
     def personal(self, client: Client) -> Tree:
-        """The model that is scored as received, before local training."""
+        """Client: the model that is scored before local training; by default the model of what `start` gives."""
         return self.model(self.start(client), client)
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """Logits (or any scores to rank classes by) [B, K] of a personal model."""
+        """Client: logits, or other scores that rank classes, [B, K]."""
         return task.apply(model, x)
 
     # ---- optional
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise.
+        """Client: random numbers for each step of a stage, leaves [steps, ...]; the loss finds them in batch.noise.
 
-        Drawn on the CPU before the stage and outside vmap, so it may branch on what the client was sent. A leaf of
-        the message is fetched to the CPU when it is read, by its name.
+        It runs on the CPU before the stage and outside vmap, so it may branch on the message. A leaf of the message is
+        copied to the CPU when it is read by its name.
         """
         return {}
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Stages a client trains before it is scored as received (Finetune, FedBABU); none by default."""
+        """Client: stages that a received model trains before it is scored (Finetune, FedBABU); none by default."""
         return ()
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The global model, where there is one."""
+        """Server: the global model, or None."""
         names = task.parameters | task.buffers
         return server if names <= set(server) else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        """The collaboration matrix W [N, N] (row i: whose models client i's is made of), where there is one."""
+        """Server: the collaboration matrix W [N, N], or None; row i weighs the models that client i's is made of."""
         return None
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Arrays to keep with a finished run, by name, beside those of `prepare`; none by default."""
+        """Server: arrays to store with a finished run, by name, beside those of `prepare`; none by default."""
         return {}
 
 
@@ -151,7 +151,7 @@ class Method(Component, ABC):
 def own_score(method: Method, protocol: ProtocolConfig) -> tuple[str, str]:
     """What `protocol.score=own` stands for: `received`, `trained` or `both`, and why.
 
-    As FedSaC's code and that of Ye et al. score the methods that they compare.
+    The rule follows the code of FedSaC and of pFedGraph (Ye et al.).
     """
     if method.family == "global":
         return "received", "the one model of all clients"

@@ -105,14 +105,15 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors.
+    """The fixed parts of a simulation: method, task, federation, protocol, seed. Worker processes share its tensors.
 
-    Clients may come in groups. Those of several runs, one after the other, train as one: `seeds` has each run's seed,
-    `rates` each run's learning rate where they differ.
-    Those of several kinds have networks, views of the data and batch shapes of their own: `parts` has a setup for each
-    kind, which knows all clients by their numbers, and is used for its own `members` only. The trees of a server and
-    of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a private
-    leaf which crossed would be seen in every number after it. What is sent, and counted, are a client's own leaves.
+    Several runs may train as one: their clients follow each other, `seeds` holds each run's seed, and `rates` each
+    run's learning rate if the rates differ.
+
+    Clients of several modalities have their own networks, views of the data and batch shapes. `parts` holds one setup
+    for each modality. It numbers all clients and serves only its `members`. Trees of a server and cohort hold the
+    leaves of all modalities. A row is nan where the client does not have the leaf, so a private leaf that is sent by
+    mistake spoils every later number. Only a client's own leaves are sent and counted.
     """
 
     method: Method

@@ -142,7 +142,7 @@ def competing(trained: Mapping[str, Tally], received: Mapping[str, Tally]) -> di
 
 @dataclass(eq=False)
 class State:
-    """All that a round changes, and so all that a checkpoint holds."""
+    """All that a round changes, and all that a checkpoint holds."""
 
     server: Tree
     memory: ClientMemory

@@ -1,4 +1,4 @@
-"""All methods by name. Adding one: its file here, its YAML in conf/method/, one line below."""
+"""All methods by name, one file a method; `parts/` is shared. A new one needs a YAML and one line below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All networks by name. A network is an nn.Sequential of named stages whose last is `head` (see Task)."""
+"""All networks by name, and what a method may ask of one (`task.py`). The last stage is called `head`."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ SPLITS = ("own", "last", "linear")
 
 
 class Task:
-    """Classification with one kind of network: init, apply, features, head, loss, and names of leaf groups."""
+    """A classifier as a function of its leaves: init, apply, features, head, loss, and names of groups of leaves."""
 
     parameters: frozenset[str]
     buffers: frozenset[str]
@@ -134,13 +134,13 @@ class Task:
         self._slices: dict[tuple[bool, str | None, str | None], Slice] = {}
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
-        """Pickle what makes the task, not the networks."""
+        """Pickle the arguments of the task, not its networks."""
         given = (self._build, self.shape, self.classes, self._begin, self.tokens, self._classifier, self.bf16)
         return Task, given
 
     @property
     def kinds(self) -> tuple[Task, ...]:
-        """The networks of the federation's kinds of client: this one alone."""
+        """The networks of the federation's modalities: this one alone."""
         return (self,)
 
     def fresh(self) -> nn.Sequential:
@@ -171,7 +171,7 @@ class Task:
     # ---- leaves
 
     def first_stage(self, selectors: Iterable[str]) -> str | None:
-        """The first of the network's last stages whose parameters are those that `selectors` match; None if none is."""
+        """The stage from which all parameters, and only these, match `selectors`; None if there is no such stage."""
         chosen = set(self.select(sorted(self.parameters), selectors))
         for place, stage in enumerate(self.stages):
             below = {name for name in self.parameters if name.split(".")[0] in self.stages[:place]}
@@ -180,7 +180,7 @@ class Task:
         return None
 
     def init(self, generator: torch.Generator) -> Tree:
-        """Initial weights: those the model is given to begin from, else its own, drawn from `generator`."""
+        """Initial leaves: given weights (ImageNet) where the model has them, the others drawn from `generator`."""
         seed = int(torch.randint(2**62, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -224,15 +224,15 @@ class Task:
         return self._slices[key]
 
     def shape_before(self, stage: str) -> tuple[int, ...]:
-        """The shape of what `stage` is given of one sample."""
+        """The shape of one sample as `stage` receives it."""
         with torch.no_grad():
             return tuple(self._slice(False, None, stage).net(torch.zeros(1, *self.shape)).shape[1:])
 
     def features(self, model: Tree, x: Tensor, *, train: bool = False, mask: Tensor | None = None) -> Tensor:
-        """What the classifier sees, [B, d].
+        """The input of the classifier, features [B, d].
 
         Raises:
-            ConfigError: it sees a vector at each of several places of an image (SqueezeNet above 36 pixels).
+            ConfigError: the classifier reads vectors at several positions of an image (SqueezeNet above 36 pixels).
         """
         z = self.apply(model, x, train=train, mask=mask, until=self.boundary)
         if z.dim() != 2:
@@ -282,34 +282,34 @@ class Task:
         return prefix == space and leaf in self.groups[group]
 
     def is_buffer(self, name: str) -> bool:
-        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
+        """Whether a leaf (in any namespace) is a statistic that the forward pass updates, not the optimiser."""
         return name.rpartition("/")[2] in self.buffers
 
     def weights(self, tree: Tree) -> Tree:
-        """The leaves of `tree` that are no statistics: what a distance between models is over."""
+        """The leaves of `tree` without statistics, for distances between models."""
         return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
 
     # ---- who has them
 
-    prefix: str = ""  # what the names begin with of leaves that only clients of this kind have
+    prefix: str = ""  # names of leaves that only clients of this modality have begin with it
 
     def own(self, tree: Tree) -> Tree:
         """The leaves of `tree` that a client with this network has."""
         return tree
 
     def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
-        """The leaves of a stacked tree [C, ...] of clients `ids` by who has them: (which clients, their rows)."""
+        """The leaves of a stacked tree [C, ...], grouped by the clients of `ids` that have them: (clients, rows)."""
         yield slice(None), tree
 
     def kind_of(self, ids: Tensor) -> Tensor:
-        """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
+        """The modality of each of clients `ids`: an index into `kinds`, int64 [C]."""
         return torch.zeros_like(ids)
 
 
 def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[Tree, Tree]:
     """Return (gradient of `loss` over the model's weights, its statistics after the forward pass), for use in hooks.
 
-    Weights that are themselves being differentiated give a gradient that can be, in those weights: gradients nest.
+    Gradients nest: if the weights are being differentiated, so is the returned gradient.
     """
     weights = task.weights(model)
     statistics = {name: leaf for name, leaf in model.items() if task.is_buffer(name)}
@@ -384,40 +384,40 @@ class Model(Component, ABC):
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
-        """The network for one input of `shape` [C, H, W]; stages named, the last called `head`."""
+        """An nn.Sequential of named stages for inputs of `shape` [C, H, W]; the last is the classifier, `head`."""
 
     def view(self, dataset: Dataset) -> Dataset:
-        """What of the data this network reads as `x`: the images by default.
+        """The part of the data that this network reads as `x`: the images by default.
 
         Raises:
-            ConfigError: the data set has nothing of the kind.
+            ConfigError: the data set does not have that part.
         """
         return dataset
 
     def begin(self) -> Tree:
-        """Leaves that start from given values, such as ImageNet weights; the others are drawn. None by default."""
+        """Leaves with given initial values, such as ImageNet weights; the others are drawn. None by default."""
         return {}
 
     @property
     def tokens(self) -> int:
-        """Number of words where a sample is token numbers; 0 where it is intensities."""
+        """Size of the vocabulary if samples are token numbers, else 0."""
         return 0
 
     @property
     def networks(self) -> Mapping[str, Model]:
-        """The network of each kind of client, by the kind's name: this one, of all."""
+        """The network of each modality by its name; by default this one for all clients."""
         return {"": self}
 
     def dealt(self, partition: Partition) -> tuple[Partition, Ints]:
-        """(the partition among all clients, the kind of each [N]); where all are alike, as it was."""
+        """(the partition among all clients, the modality of each [N]); unchanged with one modality."""
         return partition, np.zeros(len(partition), dtype=np.int64)
 
     def lacking(self) -> str:
-        """What `begin` needs that is not on this machine, and the way out; "" if nothing."""
+        """What `begin` needs and this machine does not have, with the command that gets it; "" if nothing."""
         return ""
 
     def leaf_bytes(self, shape: tuple[int, ...], classes: int) -> int:
-        """Bytes of the network's leaves, counted without making them; 0 where a network cannot be built so."""
+        """Bytes of the network's leaves, counted without allocating them; 0 if the network cannot be built that way."""
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 net = self.build(shape, classes)

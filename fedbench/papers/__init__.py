@@ -1,1 +1,1 @@
-"""What papers print, and how ours compares: tables, verdicts, figures, leaderboards, the page."""
+"""What papers print and how ours compares: tables, verdicts, figures, leaderboards, the result page."""

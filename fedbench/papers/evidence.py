@@ -66,7 +66,7 @@ class ColumnWork:
 
 
 def evidence_command(arguments: Sequence[str]) -> int:
-    """Make what is missing, as long as there is time; return the exit code."""
+    """Run missing published values, cheapest first, for some hours; return the exit code."""
     if asks_for_help(arguments):
         print(HELP, end="")
         return OK

@@ -41,7 +41,7 @@ NAMED = 3  # rows that a line about what is missing names
 
 
 def leaderboard_command(arguments: Sequence[str]) -> int:
-    """Run the board that the arguments select; return the exit code."""
+    """Tune all methods alike and compare them on a board, which takes hours; return the exit code."""
     if not arguments or asks_for_help(arguments):
         print(LEADERBOARD_HELP, end="")
         return OK if arguments else REFUSED

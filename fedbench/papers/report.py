@@ -149,7 +149,7 @@ OWN = "Our own tables"
 
 
 def report_command(arguments: Sequence[str]) -> int:
-    """Write the page of all filled tables and say where it is; return the exit code."""
+    """Write one page of all filled tables; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench report", description="Write every filled table below RESULTS to one page."
     )

@@ -147,7 +147,7 @@ def _of_every_run(override: str) -> str:
 
 
 def reproduce_command(arguments: Sequence[str]) -> int:
-    """Reproduce the table that the arguments select; return the exit code."""
+    """Fill a table of a paper and print it; return the exit code."""
     if not arguments or asks_for_help(arguments):
         print(REPRODUCE_HELP, end="")
         return OK if arguments else REFUSED
@@ -327,7 +327,7 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
 
 
 def redraw_command(arguments: Sequence[str]) -> int:
-    """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
+    """Draw all filled tables again without training, and count their verdicts; return the exit code."""
     if asks_for_help(arguments):
         print(REDRAW_HELP, end="")
         return OK
@@ -354,7 +354,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
 
 
 def figure_command(arguments: Sequence[str]) -> int:
-    """Plan, run and draw figures; return the exit code (1: one could not be made)."""
+    """Run and draw figures of a paper; return the exit code, 1 if one could not be made."""
     if not arguments or asks_for_help(arguments):
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED

@@ -1,1 +1,1 @@
-"""Figures: `style` has what they are made of, `runs` those of any run, one file a paper those of its figures."""
+"""The style of figures (`style`), and the figures of runs (`runs`)."""

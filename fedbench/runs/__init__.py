@@ -1,1 +1,1 @@
-"""One run from config to result, and several of different seeds as one."""
+"""One run from its config to its folder: execution, key, progress, trackers, and reading it again."""

@@ -1,1 +1,1 @@
-"""Jobs of a multirun, in whatever process, and what is made of their rows."""
+"""Many runs: jobs of a launcher, tuning, the table of a sweep."""

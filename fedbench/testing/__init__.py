@@ -1,4 +1,4 @@
-"""What every method promises, checked on toys: for the methods of this package and for those written outside it.
+"""The conformance suite: what every method promises, checked on toys, also for methods of other packages.
 
     check_method("ditto")                      # a preset
     check_method("my_package.fedavgm:FedAvgM") # a class; its fields' defaults

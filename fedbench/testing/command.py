@@ -47,7 +47,7 @@ def report(subject: Subject) -> int:
 
 
 def check_command(names: Sequence[str]) -> int:
-    """Return 0 if every check of every method holds, 1 if one does not, 2 without a method."""
+    """Run the conformance suite on methods; return 0 if all checks hold, 1 if one fails, 2 without a method."""
     if not names or names[0].startswith("-"):
         asked = bool({"-h", "--help"} & set(names))
         print(USAGE, file=sys.stdout if asked else sys.stderr)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import types
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from fedbench.cli.list import GROUPS, KINDS, Listing, _paper, domains, kind_of, listing
+from fedbench.cli.list import COLUMNS, GROUPS, Listing, _paper, domains, kind_of, listing
 from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
@@ -21,6 +22,8 @@ from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
 from fedbench.papers.reproduce import select
 from fedbench.runs.config import resolve
+from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
+from fedbench.sample_metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,9 +84,7 @@ def test_domains_are_shown_beside_the_parameters() -> None:
     assert rows["homo"]["domains"] == "num_clients ≥ 1"
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in ("methods", "groups", "presets", "scored", "recorders")]
-)
+@pytest.mark.parametrize("kind", ["datasets", "partitions", "models", "protocols", "tables", "figures"])
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
@@ -92,6 +93,16 @@ def test_every_table_has_a_row_for_every_file(kind: str) -> None:
         assert tuple(row) == table.columns
         assert row[table.columns[1]]
     assert table.markdown().count("\n") == 2 + len(table.rows)
+
+
+def test_every_column_of_a_row_has_a_meaning() -> None:
+    """Names in capitals stand for sets, rules, metrics, modalities and programs."""
+    written = " ".join(COLUMNS).split()
+    patterns = [re.sub("[A-Z]+", ".+", name) for name in (*written, "seconds_.+")]
+    names = (*TEXT, *NUMBERS, *(f"{family}x" for family in FAMILIES))
+    assert [name for name in names if not any(re.fullmatch(each, name) for each in patterns)] == []
+    assert [row["metric"] for row in listing("metrics").rows] == [*METRICS]
+    assert all(row["meaning"] for row in listing("metrics").rows)
 
 
 def test_a_variant_shows_what_it_changes() -> None:

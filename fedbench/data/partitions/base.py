@@ -42,7 +42,7 @@ class Pool:
         return [rng.permutation(self.index[self.labels == label]) for label in range(self.classes)]
 
     def deal(self, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Random samples without replacement: `counts` [N, K] of each of the first K classes for each taker.
+        """Random samples without replacement: `counts` [N, K] of each class for each client.
 
         Raises:
             ConfigError: more samples of a class are wanted than there are.
@@ -89,7 +89,9 @@ class PartitionSpec(Component, ABC):
 
     @abstractmethod
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Hand out samples of `pool`.
+        """The sample numbers of each client: `clients`, or `train` and `test` if the class has `fixes_test = True`.
+
+        It may also rotate a client's images (`rotation`) or permute its labels (`label_map`).
 
         Raises:
             ConfigError: the parameters ask for more than the pool has.
