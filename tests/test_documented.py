@@ -43,7 +43,6 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it
     "jupyter lab": "a server that stays; the notebook is run by test_notebook",
     "tensorboard --logdir": "a server that stays",
     "make quickstart": "README's first command, which is run",
-    "make fast": "these tests",
     "make test": "these tests",
     "make lint": "a part of make test",
     "make fuzz": "an hour; the properties are in make test",
@@ -73,18 +72,8 @@ SHORT = ["protocol.rounds=2", "protocol.eval_every=2", "protocol.local.epochs=1"
 SHORT += ["hardware=cpu", "protocol.local.iterations=null"]
 ALONE = ("protocol.rounds", "protocol.eval_every", "protocol.local.epochs", "hardware", "dataset.mean", "dataset.std")
 FILLED = {  # placeholders, by command
-    "list KIND": "list datasets",
-    "prepare NAME": "prepare digits",
-    "reproduce": "reproduce --help",
-    "reproduce table=NAME": "reproduce table=fedcollab_t3",
     "reproduce table=NAME --dry-run": "reproduce table=fedcollab_t3 --dry-run",
-    "figure NAME": "figure fedsac_f7",
-    "plot RUN ...": "plot runs",
-    "collect RUNS": "collect runs",
-    "tta RUN ... --baseline RUN": "tta runs/digits/dir0.1/fedavg/RUN --baseline runs/digits/dir0.1/local/RUN",
     "tta RUN... --baseline RUN": "tta runs/digits/dir0.1/fedavg/RUN --baseline runs/digits/dir0.1/local/RUN",
-    "check-method NAME": "check-method --help",
-    "COMMAND": "--help",
     "GROUP=OPTION ...": "method=fedavg",
 }
 SAYS = {  # how a command that trains nothing begins -> what it prints, or a file that it writes
