@@ -103,7 +103,7 @@ GROUPS = (
         "heads, and other parts",
         "a part of the model: its head, normalisation, lower layers, or chosen entries",
         "other labels (label skew) or other inputs, with features that all can share",
-        "fedala fedbn fedcp feddbe fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
+        "fedala fedbn fedcp feddbe feddecomp fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
     ),
     Kind(
         "whole models",
@@ -115,7 +115,7 @@ GROUPS = (
         "mixtures",
         "weights with which the client mixes several models",
         "clients whose data mix a few distributions, or that can measure who helps them",
-        "apple fedem fedfomo",
+        "apple cwfedavg fedem fedfomo",
     ),
     Kind(
         "graphs",

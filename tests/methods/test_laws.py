@@ -15,6 +15,7 @@ from fedbench.engine.contract import Stage
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.methods.apfl import APFL
+from fedbench.methods.cwfedavg import CwFedAvg
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedala import FedALA
 from fedbench.methods.fedamp import FedAMP
@@ -41,6 +42,7 @@ QUICK = DiscriminatorConfig(hidden=5, rounds=20)
 LAWS: list[tuple[Method, Method, Method]] = [  # at its limit, elsewhere, what it is at its limit
     (FedProx(mu=0.0), FedProx(mu=1.0), FedAvg()),
     (FedNTD(beta=0.0), FedNTD(beta=5.0), FedAvg()),
+    (CwFedAvg(lam=0.0, classwise=()), CwFedAvg(lam=0.0), FedAvg()),
     (Moon(mu=0.0), Moon(mu=5.0), FedAvg()),
     (FedALA(eta=0.0), FedALA(), FedAvg()),
     (FedCAC(tau=0.0), FedCAC(), FedAvg()),

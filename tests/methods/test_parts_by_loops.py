@@ -58,6 +58,7 @@ FOUR = (5, 13, 8, 21)
 
 DOUBLE = {  # of a run in single precision, what graphs, counts and thresholds are kept in
     "cfl": {"peak"},
+    "cwfedavg": {"p"},
     "fedamp": {"W"},
     "fedcac": {"W"},
     "fedcollab": {"distances"},
@@ -512,7 +513,7 @@ def test_what_several_servers_keep_is_put_together_under_their_names() -> None:
 
 # ---- batch normalisation
 
-TWICE = ("fedpac", "fedrep", "fedselect")  # their stages have a batch each
+TWICE = ("feddecomp", "fedpac", "fedrep", "fedselect")  # their stages have a batch each
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fedrema": (1, {"align": 1.0}),
     "fedrema ": (2, {"alternate": True, "align": 1.0}),
