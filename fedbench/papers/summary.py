@@ -26,17 +26,17 @@ COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
 HEAD = """\
 # How many values have which verdict
 
-Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
-after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
-in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
+Our values beside published ones, at the papers' settings, by table. A value is exploratory if its setting was chosen
+after its outcome was seen; such values have their own columns. A value that stands in several tables, such as
+FedCollab's own, counts once in the last lines. [docs/verdicts.md](../docs/verdicts.md) defines the words.
 
-Values are not independent trials. Accuracy, IPR and RSD of a row are read off the same runs: they are one piece of
-evidence, so rows of runs are counted beside them. Rows share their seeds, and IPR and RSD the runs of Local.
+Values are not independent trials: accuracy, IPR and RSD of a row come from the same runs. The table therefore counts
+rows of runs too. Rows share their seeds, and IPR and RSD share the runs of Local.
 
 """
 
 
-FOOT = "\nWritten by `python -m fedbench redraw results`, which trains nothing and keeps what stands below this line.\n"
+FOOT = "\n`python -m fedbench redraw results` writes the text above this line, without training.\n"
 
 
 @dataclass(frozen=True)
