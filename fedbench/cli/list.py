@@ -121,7 +121,7 @@ GROUPS = (
         "graphs",
         "a model, or a part, that the server mixes from similar clients (a matrix W)",
         "clients that are similar to some others without forming groups",
-        "fedamp fedap fedcac fedpac fedrema pfedsim",
+        "fedamp fedap fedcac fedccfa fedpac fedrema pfedsim",
         "mixture",
     ),
     Kind(

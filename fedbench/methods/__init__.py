@@ -28,6 +28,7 @@ METHODS: Registry[Method] = Registry(
         "fedbabu": "fedbench.methods.fedbabu:FedBABU",
         "fedbn": "fedbench.methods.fedbn:FedBN",
         "fedcac": "fedbench.methods.fedcac:FedCAC",
+        "fedccfa": "fedbench.methods.fedccfa:FedCCFA",
         "fedcluster": "fedbench.methods.cfl:CFL",
         "fedcollab": "fedbench.methods.fedcollab.fedcollab:FedCollab",
         "fedcp": "fedbench.methods.fedcp:FedCP",

@@ -1243,6 +1243,7 @@ READS = {
     **dict.fromkeys(("fedap", "feddistill", "fedpac", "fedproto", "fedsac", "fedsac_multimodal", "fedtgp"), FINISH),
     **dict.fromkeys(("fedem", "fedfomo", "fedrc"), START),
     "fedas": START | FINISH,
+    "fedccfa": START | FINISH,
     "ifca": START | {"personal"},
     "knnper": {"model", "personal"},
     "pfedfda": START | FINISH | {"model", "personal"},
