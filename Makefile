@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench figures gpu-check leaderboard leaderboard-mini reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report site wheel clean
+.PHONY: bench figures gpu-check gpu-floor leaderboard leaderboard-mini reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report site wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -128,6 +128,9 @@ bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server
 gpu-check: $(INSTALLED) ## every method by every engine on this machine's GPU against the CPU, and the benchmark
 	PYTHONPATH=. $(BIN)/python scripts/gpu.py
 	$(BIN)/python scripts/bench.py --device cuda --out gpu-check
+
+gpu-floor: $(INSTALLED) ## four minutes of a GPU: a step of each paper against the card's rates, joined seeds, TF32
+	$(BIN)/python scripts/bench.py --device cuda --only FLOOR KERNELS W6 TF32 --minutes 3.5 --out gpu-check
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

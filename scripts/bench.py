@@ -1,12 +1,15 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
+    python scripts/bench.py --only FLOOR KERNELS W6 TF32 [--steps FedSaC W1 ...] [--minutes 3]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
-program. PHASES tells where the time of a run goes. Two have to be asked for: SCALE measures rounds against the number
-of clients and the cohort, RAY what crosses between the actors of the ray engine and their driver, MANY what clients
-cost besides training. Results go to OUT/MACHINE.json with a page beside it, those of these three to OUT/scale, OUT/ray
-and OUT/many.
+program. PHASES tells where the time of a run goes. Six have to be asked for: FLOOR measures a step of each paper
+against what the machine can do, KERNELS what these steps have a GPU do, TF32 a paper's cell in float32 and in TF32,
+SCALE rounds against the number of clients and the cohort, RAY what crosses between the actors of the ray engine and
+their driver, MANY what clients cost besides training. Results go to OUT/MACHINE.json with a page beside it, those of
+the last three to OUT/scale, OUT/ray and OUT/many. FLOOR, KERNELS, W6 and TF32 store each case as soon as it is
+measured, and begin none after `--minutes`.
 """
 
 from __future__ import annotations
@@ -14,25 +17,30 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import rounds, scale, seeds, server
+from benchmarks import floor, precision, rounds, scale, seeds, server
 from benchmarks.render import markdown
-from benchmarks.rounds import WORKLOADS
+from benchmarks.rounds import STEPS, WORKLOADS
 
 from fedbench.core.files import as_json, write_bytes, write_text
 from fedbench.engine.hardware import set_precision
 from fedbench.runs.fingerprint import machine, versions
 
 Result = dict[str, Any]
+EachT = TypeVar("EachT")
+ASKED = ("FLOOR", "KERNELS", "TF32", "SCALE", "RAY", "MANY")  # parts that run only if they are asked for
+OWN_PAGES = ("SCALE", "RAY", "MANY")
 
 
 def local_training(name: str, result: Result, given: argparse.Namespace) -> None:
@@ -53,8 +61,41 @@ def server_side(_name: str, result: Result, given: argparse.Namespace) -> None:
 
 def together(_name: str, result: Result, given: argparse.Namespace) -> None:
     """Five seeds as one program."""
-    found = seeds.run(WORKLOADS["W1"], torch.device(given.device), given.repeats, quick=given.quick)
-    result["seeds"] = found | conditions(result)
+    for name in in_time(seeds.SETTINGS, given):
+        row = seeds.run(STEPS[name], torch.device(given.device), given.repeats)
+        put(result, "seeds", row)
+        store(result, given.out)
+
+
+def floored(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """A step of each paper against the machine's rates."""
+    device = torch.device(given.device)
+    measured = floor.rates(device, quick=given.quick)
+    for name in in_time(given.steps, given):
+        row = floor.run(STEPS[name], device, measured, given.repeats, quick=given.quick)
+        put(result, "floor", row | {"rates": measured})
+        store(result, given.out)
+
+
+def kernels(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """What the steps that FLOOR has timed launch on a GPU, and which kernels take the time."""
+    rows = {row["workload"]: row for row in result.get("floor", []) if given.device != "cpu"}
+    for name in in_time([each for each in given.steps if each in rows], given):
+        for way, used in floor.profiles(STEPS[name], torch.device(given.device)).items():
+            rows[name]["ways"][way] |= used
+        store(result, given.out)
+
+
+def both_precisions(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """A paper's cell in float32 and in TF32."""
+    if given.device == "cpu" or (cell := precision.cell()) is None:
+        print("left out: it takes a GPU, and data: python -m fedbench prepare cifar10")
+        return
+    pairs: list[Result] = []
+    for seed in in_time(range(precision.SEEDS), given):
+        pairs.append(precision.both(cell, seed, given.device))
+        put(result, "tf32", {"workload": cell, "pairs": pairs})
+        store(result, given.out)
 
 
 def phased(_name: str, result: Result, given: argparse.Namespace) -> None:
@@ -94,10 +135,22 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     "W5": server_side,
     "W6": together,
     "PHASES": phased,
+    "FLOOR": floored,
+    "KERNELS": kernels,
+    "TF32": both_precisions,
     "SCALE": at_scale,
     "RAY": case_by_case,
     "MANY": case_by_case,
 }
+
+
+def in_time(each: Iterable[EachT], given: argparse.Namespace) -> Iterator[EachT]:
+    """Yield one after the other, until the time that was given is over."""
+    for one in each:
+        if time.monotonic() > given.until:
+            print(f"{given.minutes:g} minutes are over: left out from {one} on", flush=True)
+            return
+        yield one
 
 
 def conditions(result: Result) -> Result:
@@ -141,13 +194,16 @@ def store(result: Result, out: Path) -> None:
 def main() -> int:
     """Run the chosen parts, print and store what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = [name for name in PARTS if name not in ("SCALE", "RAY", "MANY")]
+    default = [name for name in PARTS if name not in ASKED]
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=default)
+    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="of FLOOR")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no case begins")
     parser.add_argument("--quick", action="store_true", help="less, where a CPU takes minutes")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     given = parser.parse_args()
+    given.until = time.monotonic() + 60 * given.minutes
     if given.device == "auto":
         given.device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
@@ -157,7 +213,7 @@ def main() -> int:
     for name in given.only:
         print(f"{name}: {WORKLOADS[name].what if name in WORKLOADS else PARTS[name].__doc__}", flush=True)
         PARTS[name](name, result, given)
-        if name in default:  # the others keep pages of their own
+        if name not in OWN_PAGES:
             store(result, given.out)
     print(markdown(result))
     return 0

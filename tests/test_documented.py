@@ -50,6 +50,7 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it
     "make site": "it writes into the repository; tests/scripts/test_make_site.py makes the site",
     "make bench": "half an hour; tests/scripts runs its parts",
     "make gpu-check": "a GPU",
+    "make gpu-floor": "a GPU; tests/scripts runs its parts",
     "make leaderboard": "hours; tests/papers/tables/test_leaderboard.py fills a tiny board",
     "fedbench leaderboard": "hours; tests/papers/tables/test_leaderboard.py fills a tiny board",
     "fedbench evidence": "hours; tests/papers/test_missing_values.py fills a toy table",

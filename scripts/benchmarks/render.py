@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from pages import table
@@ -72,14 +71,63 @@ def _phases(found: Row) -> list[str]:
     ]
 
 
-def _seeds(found: Row) -> list[str]:
-    seconds = found["seconds"]
-    text = (
-        f"W6, {found['what']}: a round of local training takes {seconds['one']:.1f} s for one seed, "
-        f"{seconds['apart']:.1f} s for all one after the other, {seconds['together']:.1f} s for all as one "
-        f"program. That is {found['apart_over_together']:.2f} of the speed (load {found['load_before']:.1f})."
-    )
-    return textwrap.wrap(text, 120)
+def _seeds(rows: list[Row]) -> list[str]:
+    ways = {
+        "one seed": "one",
+        "one after the other": "apart",
+        "as one program": "together",
+        "in as many processes": "processes",
+    }
+    lines = [
+        (
+            row["what"],
+            *(f"{row['seconds'][way]:.3g}" if way in row["seconds"] else "-" for way in ways.values()),
+            f"{row['load_before']:.1f}",
+        )
+        for row in rows
+    ]
+    return ["W6, seconds of a round of local training:", "", *table(("", *ways, "load"), *lines)]
+
+
+def _floor(rows: list[Row]) -> list[str]:
+    measured = rows[-1]["rates"]
+    rates = [f"{measured[name] / 1e12:.3g} T operations a second in {name}" for name in measured if name != "bytes"]
+    text = f"Measured: {', '.join(rates)}; {measured['bytes'] / 1e9:.0f} GB a second, read and written."
+    floors, ways, top = [], [], list[str]()
+    for row in rows:
+        least = [_number(row["floor"].get(name), 1e3) for name in ("float32", "tf32")]
+        size = (f"{row['operations'] / 1e9:.3g}", f"{row['bytes'] / 2**20:.3g}")
+        floors.append((row["workload"], row["what"], *size, *least, f"{row['load_before']:.1f}"))
+        for name, way in row["ways"].items():
+            if "failed" in way:
+                ways.append((row["workload"], name, f"failed: {way['failed']}", *"-" * 7))
+                continue
+            plain = row["ways"]["plain"].get("rate")
+            ratio = None if plain is None else way["rate"] / plain
+            used = [_number(way.get(key)) for key in ("launches", "waits", "kernels")]
+            times = (_number(way["besides"], 1e3), *used, _number(way.get("kernels_us"), 1e-3))
+            ways.append((row["workload"], name, f"{way['rate']:,.0f}", f"{way['share']:.3f}", _number(ratio), *times))
+        if kernels := row["ways"].get("captured", {}).get("top"):
+            lines = [(each["kernel"][:80], _number(each["calls"]), _number(each["us"])) for each in kernels]
+            top += ["", *table((f"{row['workload']}, captured: kernel", "calls a step", "us a step"), *lines)]
+    head = ("step", "", "G operations", "MiB", "floor, ms", "in TF32, ms", "load")
+    of_ways = ("step", "way", "client-steps a second", "of the floor", "over plain", "ms a round besides")
+    used_by = ("launches a step", "waits a round", "kernels a step", "ms of kernels a step")
+    return [text, "", *table(head, *floors), "", *table((*of_ways, *used_by), *ways), *top]
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{scale * value:.3g}"
+
+
+def _tf32(rows: list[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        for pair in row["pairs"]:
+            numbers = [f"{pair[name][key]:.2f}" for key in ("acc", "seconds") for name in ("float32", "tf32")]
+            lines.append((row["workload"], pair["seed"], *numbers, f"{row['load_before']:.1f}"))
+    head = ("cell", "seed", "accuracy, float32", "TF32", "seconds, float32", "TF32", "load")
+    return ["The same runs in float32 and in TF32:", "", *table(head, *lines)]
 
 
 def _rivals(rows: list[Row]) -> list[str]:
@@ -122,5 +170,7 @@ PARTS = {  # by the key of the results
     "server": _server,
     "phases": _phases,
     "seeds": _seeds,
+    "floor": _floor,
+    "tf32": _tf32,
     "rivals": _rivals,
 }

@@ -1,5 +1,7 @@
 """W1-W4: rounds of local training by every engine, by a loop as one would write it by hand, and by one merged model.
 
+STEPS: the papers' steps, whose rounds are of as many whole batches as one likes.
+
 All take turns in one process, several times over, on the same batches, and medians are compared. Before anything is
 timed every engine's result is compared with the hand-written loop's.
 """
@@ -14,7 +16,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -40,6 +42,7 @@ from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.runs.config import resolve
 
 TOLERANCE = 1e-9  # of a parameter after a client's round in float64, engine against hand-written loop
+PATIENCE = 300.0  # seconds that a process may take for all its rounds
 TF32 = "tf32"  # the stacked engine, multiplying in TensorFloat-32
 UNSCORED = (
     "method=fedavg",
@@ -127,6 +130,44 @@ def _workloads() -> dict[str, Workload]:
 WORKLOADS = _workloads()
 
 
+def _steps() -> dict[str, Workload]:
+    """Steps of the papers, those first that tell most: all clients that train at once there, each on a whole batch.
+
+    Networks and protocols are those of conf/table; but no image is cropped or flipped, as by hand none is.
+    """
+    small, grey, tiny = (3, 32, 32), (1, 28, 28), (3, 64, 64)
+    whole = ("protocol.cohort=all", "protocol.augment=[]", "protocol.report=last", "protocol.per_client=false")
+
+    def step(
+        who: str, network: str, protocol: str, clients: int, batch: int, shape: tuple[int, int, int], *others: str
+    ) -> Workload:
+        overrides = (f"model={network}", f"protocol={protocol}", *whole, *others)
+        return Workload(who, f"{network}, {clients} clients of {batch}", overrides, (8 * batch,) * clients, shape)
+
+    found = [
+        step("FedSaC", "lenet5", "fedsac", 10, 64, small),
+        step("FedReMa-CNN", "fedrema_cnn", "fedrema", 20, 100, grey),
+        step("W1", "lenet5", "quick", 10, 32, small, *SGD),
+        step("pFedSim", "lenet5_bn", "pfedsim", 10, 32, small),
+        step("SosicFL", "simple_cnn", "sosicfl_simplecnn", 30, 50, small),
+        step("FedCollab", "cnn5", "fedcollab_feature_shift", 20, 32, small),
+        step("FedReMa-AlexNet", "fedrema_alexnet", "fedrema", 20, 100, small),
+        step("ResNet-18", "resnet18", "sosicfl_resnet18", 10, 32, tiny, "model.pretrained=false"),
+        step("W4", "fedrema_cnn", "quick", 100, 50, grey, "protocol.local.batch_size=50", *SGD),
+        step("W2", "mlp", "fedcollab_label_shift", 20, 32, grey),
+    ]
+    return {each.name: each for each in found}
+
+
+STEPS = _steps()
+
+
+def of_steps(setup: Setup, steps: int, cohort: str = "all") -> Setup:
+    """`setup` with rounds of `steps` local steps, and with a network of its own: engines set how it convolves."""
+    local = replace(setup.protocol.local, epochs=None, iterations=steps)
+    return replace(setup, protocol=replace(setup.protocol, local=local, cohort=cohort), task=copy.copy(setup.task))
+
+
 # ------------------------------------------------------------------------------------------------ by hand
 
 
@@ -156,11 +197,14 @@ def module_with(setup: Setup, weights: Tree) -> nn.Module:
 def descend(setup: Setup, model: nn.Module, steps: list[Tensor]) -> int:
     """Train `model` in place on the samples of each step; returns the number of steps."""
     config = setup.protocol.optimizer
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    rates = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.SGD(model.parameters(), **rates)
     for indices in steps:
         x, y = setup.federation.gather(indices)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
     return len(steps)
 
@@ -350,32 +394,47 @@ def two_processes(name: str, repeats: int) -> float:
 
     Virtual cores may be two threads of one physical core; then it is far from 2.
     """
-    alone, both = (statistics.median(_at_once(name, count, repeats)) for count in (1, 2))
+    found = (at_once(_two_clients, processes, repeats, name) for processes in (1, 2))
+    alone, both = (statistics.median(itertools.chain.from_iterable(each)) for each in found)
     return round(2 * alone / both, 2)
 
 
-def _at_once(name: str, processes: int, repeats: int) -> list[float]:
-    context = multiprocessing.get_context("spawn")
-    barrier, found = context.Barrier(processes), context.Queue()
-    started = [context.Process(target=_loop, args=(name, repeats, barrier, found)) for _ in range(processes)]
-    for process in started:
-        process.start()
-    seconds = [value for _ in started for value in found.get()]
-    for process in started:
-        process.join()
-    return seconds
-
-
-def _loop(name: str, repeats: int, barrier: Barrier, found: Any) -> None:
-    """Seconds of rounds of two clients, each begun when all processes are ready; the first is a warm-up."""
-    torch.set_num_threads(1)
+def _two_clients(_place: int, name: str) -> tuple[Callable[[int], Round], torch.device]:
+    """Rounds of two clients by hand, in a process of their own."""
     device = torch.device("cpu")
     setup = WORKLOADS[name].setup(device)
     model = fresh_model(setup)
     ids = setup.draw_cohort(Clock(0, setup.protocol.rounds))[:2]
+    return lambda repeat: partial(plain_round, setup, model, ids, schedule_of(setup, ids, repeat)), device
+
+
+def at_once(work: Callable[..., Any], processes: int, repeats: int, *given: Any) -> list[list[float]]:
+    """For each of several processes the seconds of its rounds, each begun when all are ready, after one to warm up.
+
+    `work(place, *given)`, called in process number `place`, returns what makes a round ready, and the device.
+
+    Raises:
+        queue.Empty: a process died, or took longer than `PATIENCE`.
+    """
+    context = multiprocessing.get_context("spawn")
+    barrier, found = context.Barrier(processes), context.Queue()
+    options = (repeats, barrier, found, given)
+    started = [context.Process(target=_in_turn, args=(work, place, *options)) for place in range(processes)]
+    for process in started:
+        process.start()
+    try:
+        return [found.get(timeout=PATIENCE) for _ in started]
+    finally:
+        for process in started:
+            process.terminate()
+
+
+def _in_turn(work: Callable[..., Any], place: int, repeats: int, barrier: Barrier, found: Any, given: Any) -> None:
+    torch.set_num_threads(1)
+    ready, device = work(place, *given)
     seconds = []
     for repeat in range(repeats + 1):
-        steps = schedule_of(setup, ids, repeat)
+        round_ = ready(repeat)
         barrier.wait()
-        seconds.append(timed(partial(plain_round, setup, model, ids, steps), device)[0])
+        seconds.append(timed(round_, device)[0])
     found.put(seconds[1:])

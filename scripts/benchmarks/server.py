@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, vmap
 
 from benchmarks.rounds import timed
 from fedbench.config.compose import compose
@@ -17,7 +18,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedcollab.solver import solve
 from fedbench.methods.fedrema import segment
-from fedbench.methods.parts.features import complementarity
+from fedbench.methods.parts.features import complementarity, directions
 from fedbench.methods.parts.mixing import cosines, project
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.small import LeNet5
@@ -73,6 +74,12 @@ def run(n: int, device: torch.device) -> dict[str, Any]:
     p = torch.full((n,), 1 / n, device=device)
     bases = torch.linalg.qr(torch.randn(n, FEATURES, RANK, generator=generator)).Q.to(device)
     S, C = cosines(models["w"]), complementarity(bases)
+    features = torch.randn(n, 2 * FEATURES, FEATURES, generator=generator)
+    grams = (features.mT @ features).to(device)  # of as many clients' samples
+
+    def subspaces(grams: Tensor) -> Tensor:
+        return vmap(lambda gram: directions({"gram": gram, "least": torch.zeros_like(gram[0, 0])}, RANK))(grams)
+
     task = LeNet5().task((3, 32, 32), CLASSES)
     shapes = {name: leaf.shape for name, leaf in task.init(generator).items()}
     heads = {
@@ -86,6 +93,8 @@ def run(n: int, device: torch.device) -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {
         "aggregation": lambda: trees.mean(models, p),
         "fedsac_similarity": lambda: cosines(models["w"]),
+        "fedsac_subspaces": lambda: subspaces(grams),
+        "fedsac_subspaces_by_the_host": lambda: subspaces(grams.cpu()).to(device),
         "fedsac_complementarity": lambda: complementarity(bases),
         "fedsac_weights": lambda: project(p - (0.9 * C - 1.4 * S) / 2),
         "pfedsim_similarity": lambda: PFedSim().similarity(heads, task),
