@@ -45,7 +45,7 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 	$(BIN)/python -m fedbench -m method=local,fedavg,fedprox,ditto,fedper,fedcollab seed=0,1,2
 
 # Laws, rounds computed by hand, equations, and three checks on one method of each family.
-FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
+FEW := stacked_equals_looped traffic_is_what_was_sent client_hooks_leave_their_arguments_alone
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/data/test_partitions.py tests/config/test_stated.py \
 	tests/test_house.py tests/scripts/test_mutants.py \
 	$(addprefix tests/methods/test_,$(addsuffix .py,laws histories histories_of_servers rounds_by_hand gradient class_means \
@@ -59,10 +59,10 @@ check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=pac
 	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
 	$(BIN)/python -m fedbench check-method $(NAME)
 
-test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (under four minutes on two quiet cores)
+test: lint ## what CI runs on a pull request: lint, and the tests but for the slow ones (under four minutes on two quiet cores)
 	$(CHECKS) -m "not slow"
 
-test-full: lint ## test, and the slow ones
+test-full: lint ## what CI runs on main and every night: test, and every case of exhaustive tests, signals, browsers, packaging
 	$(CHECKS)
 
 SEED ?= 1

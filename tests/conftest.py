@@ -19,6 +19,51 @@ from tests.helpers.runner import FakeRunner
 
 examples.register()
 
+# Seconds of computing by tests that are not slow, on a loaded machine: twice what a quiet one takes.
+MOST = 15.0  # by one of them, with what it imports
+ALL = 600.0  # by all of them
+SPENT = pytest.StashKey[float]()
+
+
+def computed() -> float:
+    """By this process and those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    before = computed()
+    yield
+    item.stash[SPENT] = computed() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that computes for too long fails, unless it is marked slow."""
+    before = computed()
+    yield
+    spent = item.stash[SPENT] + computed() - before
+    if not item.get_closest_marker("slow"):
+        item.user_properties.append(("computed", spent))
+        assert spent < MOST, f"{spent:.1f} s of computing, more than {MOST:g}: shorten it, or mark it slow"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say when `make test` grows too long, and which tests take most of it."""
+    ended = [report for reports in terminalreporter.stats.values() for report in reports]
+    spent = {
+        report.nodeid: dict(report.user_properties).get("computed", 0.0)
+        for report in ended
+        if hasattr(report, "user_properties")
+    }
+    if (total := sum(spent.values())) > ALL:
+        terminalreporter.section("make test grows too long")
+        terminalreporter.line(
+            f"{total:.0f} s of computing, more than {ALL:g}: shorten tests, or mark some slow. Most take:"
+        )
+        for name in sorted(spent, key=spent.__getitem__, reverse=True)[:20]:
+            terminalreporter.line(f"{spent[name]:6.1f} s {name}")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def heard_signals() -> None:

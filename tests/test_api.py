@@ -21,6 +21,7 @@ from fedbench.core.errors import ConfigError, Damaged, FedbenchError
 from fedbench.papers import store
 from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 from fedbench.sample_metrics import METRICS
+from tests.helpers.tiers import sampled
 
 SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")
 
@@ -88,6 +89,7 @@ def test_several_methods_are_a_sweep(runs: Path) -> None:
         fedbench.run(*SHORT, method=["local", "fedavg"], runs_dir=runs)
 
 
+@pytest.mark.slow
 def test_the_callers_torch_is_left_as_it_was(runs: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -184,6 +186,7 @@ def test_load_is_every_run(finished: fedbench.Run, runs: Path) -> None:
         fedbench.load(runs / "nowhere")
 
 
+@pytest.mark.slow
 def test_a_table_is_the_stored_one() -> None:
     table = fedbench.table("fedcollab_t1")
     text = (table.folder / "table.md").read_text()
@@ -211,7 +214,7 @@ def test_the_text_of_a_row_is_named(finished: fedbench.Run) -> None:
     assert {*NUMBERS} - measured - {"unseen", "acc_best_val", "acc_best_val_pooled"} <= finished.row.keys()
 
 
-@pytest.mark.parametrize("bad", ["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"])
+@pytest.mark.parametrize("bad", sampled(["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"], every=2))
 def test_errors_are_the_command_lines(bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FedbenchError) as caught:
         fedbench.run(bad, runs_dir=tmp_path)
@@ -242,6 +245,7 @@ def test_values_are_written_as_hydra_reads_them(value: object, text: str) -> Non
         api._text({1})
 
 
+@pytest.mark.slow
 def test_the_docs_use_a_trained_model_as_it_was_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

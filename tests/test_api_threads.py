@@ -16,6 +16,7 @@ import torch
 
 import fedbench
 from fedbench.core import files
+from tests.helpers.tiers import sampled
 
 SMALL = (
     "dataset.limit=100",
@@ -49,6 +50,7 @@ def test_sweeps_and_runs_in_threads_are_as_one_after_the_other(
         pd.testing.assert_series_equal(found[k]["acc"], sweep(k, tmp_path / "alone")["acc"])
 
 
+@pytest.mark.slow
 def test_the_same_run_asked_for_at_once_is_made_once_and_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +96,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [*MODES, "all"])
+@pytest.mark.parametrize("mode", sampled([*MODES, "all"], every=6))
 def test_the_caller_s_modes_of_torch_change_nothing_and_are_left_on(mode: str, tmp_path: Path) -> None:
     chosen = ("method=finetune", *SMALL)
     plain = fedbench.run(*chosen, runs_dir=tmp_path / "plain", save_models=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import graphlib
 import re
 from collections import Counter
@@ -62,13 +63,14 @@ def test_modules_with_one_importer_are_known(imports: dict[str, set[str]]) -> No
     assert not new
 
 
+@functools.cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+
+
 def test_classes_with_one_subclass_are_known() -> None:
     """A class that is one other's base, and nothing else, is a part of it."""
-    nodes = [
-        node
-        for file in sorted((ROOT / "fedbench").rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    ]
+    nodes = [node for file in sorted((ROOT / "fedbench").rglob("*.py")) for node in nodes_of(file)]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     uses = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     uses += Counter(node.attr for node in nodes if isinstance(node, ast.Attribute))
@@ -89,7 +91,7 @@ def classes(within: str = "**/*.py") -> list[tuple[str, str]]:
     return [
         (file.relative_to(place).as_posix(), node.name)
         for file in sorted(place.glob(within))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.ClassDef)
     ]
 

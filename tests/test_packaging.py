@@ -43,6 +43,7 @@ def test_wheel_holds_every_module_and_config(wheel: Path) -> None:
     }  # Hydra looks for plugins nowhere else
 
 
+@pytest.mark.slow
 def test_wheel_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -17,6 +17,7 @@ from fedbench.methods import METHODS
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, resolve
 from fedbench.testing import check_method, checks
+from tests.helpers.tiers import sampled
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -42,6 +43,7 @@ def block(language: str, marker: str, page: str = README) -> str:
     return str(found[0])
 
 
+@pytest.mark.slow
 def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "l2_fedavg.py").write_text(block("python", "class Shrinking"), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -53,6 +55,7 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, mon
     assert losses(tmp_path, {**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
 
 
+@pytest.mark.slow
 def test_the_adapter_of_the_examples_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     kept = (
@@ -72,7 +75,7 @@ def losses(tmp_path: Path, method: dict[str, object]) -> list[float]:
     return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", sampled(PAGES, every=3))
 def test_commands_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run of each `python -m fedbench`: of a sweep its first."""
     np.savez(tmp_path / "SPLIT.npz", train_0=[0, 1], test_0=[2])

@@ -54,6 +54,7 @@ def test_import_is_quick_and_light() -> None:
     assert seconds < 0.5
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
     code = (
         "import sys; from fedbench.cli.program import main\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -11,7 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedbench.cli.list import COLUMNS, GROUPS, Listing, _paper, domains, kind_of, listing
+from fedbench.cli.list import COLUMNS, GROUPS, Listing, _paper, domains, kind_of
+from fedbench.cli.list import listing as made
 from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
@@ -26,6 +28,7 @@ from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 from fedbench.sample_metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
+listing = functools.cache(made)
 
 
 def script() -> types.ModuleType:
@@ -105,6 +108,7 @@ def test_every_column_of_a_row_has_a_meaning() -> None:
     assert all(row["meaning"] for row in listing("metrics").rows)
 
 
+@pytest.mark.slow
 def test_a_variant_shows_what_it_changes() -> None:
     rows = {row["method"]: row["parameters"] for row in listing("presets").rows}
     assert [name for name in rows if "." not in name] == groups.names("method")
@@ -119,6 +123,7 @@ def test_a_variant_shows_what_it_changes() -> None:
     )
 
 
+@pytest.mark.slow
 def test_methods_are_grouped_by_what_a_client_has_of_its_own() -> None:
     rows = {row["method"].partition(",")[0]: row for row in listing("methods").rows}
     assert len(rows) == len(listing("methods").rows)
@@ -169,15 +174,16 @@ def test_a_method_of_another_package_is_grouped_by_its_base_or_its_family() -> N
 def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "data"))
-    rows = {row["data set"]: row for row in listing("datasets").rows}
+    rows = {row["data set"]: row for row in made("datasets").rows}
     assert rows["synthetic"]["state"] == "ready"
     assert rows["cifar10"]["state"] == "missing"
     assert "python -m fedbench prepare cifar10" in rows["cifar10"]["how to get it"]
-    markdown = listing("datasets").markdown()
+    markdown = made("datasets").markdown()
     assert "state" not in markdown.splitlines()[0]
     assert str(tmp_path) not in markdown, "the same on every machine"
 
 
+@pytest.mark.slow
 def test_protocols_show_what_differs_from_the_schema() -> None:
     rows = {row["protocol"]: row for row in listing("protocols").rows}
     found = rows["fedcollab_label_shift"]["parameters"].split(", ")

@@ -25,6 +25,7 @@ from fedbench.runs.config import resolve
 from fedbench.runs.progress import amount, result_line
 from tests.helpers.examples import FORTY, line_of
 from tests.helpers.said import DO
+from tests.helpers.tiers import sampled
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -109,7 +110,7 @@ FILES: dict[str, tuple[Callable[[Path], Callable[[], object]], str]] = {  # what
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize("case", sampled(FILES, every=4))
 def test_of_files(case: str, tmp_path: Path) -> None:
     make, found = FILES[case]
     path = tmp_path / "my file.npz"
@@ -127,8 +128,8 @@ def test_a_yaml_of_another_encoding_is_named(tmp_path: Path) -> None:
     assert "save it as UTF-8" in said
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("prefix", sampled(["", "module."], every=2))
+@pytest.mark.parametrize("inside", sampled([False, True], every=2))
 def test_weights_of_a_checkpoint_or_of_data_parallel_are_those_inside(
     prefix: str, inside: bool, tmp_path: Path
 ) -> None:
@@ -144,12 +145,18 @@ def test_weights_of_a_checkpoint_or_of_data_parallel_are_those_inside(
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
-    [
-        (["method=local", "++method.mu=1"], ["'mu'", "there is none", "leave it out"]),
-        (["method=fedadam", "method.first=0", "method.tau=1e-46"], ["method.tau=1e-46", "is 0", "at least 1.4e-45"]),
-        (["dataset=csv"], ["'csv'", "dataset=npz", "dataset=images"]),
-        (["dry_run=true"], ["'dry_run'", "none is near", "--cfg job"]),
-    ],
+    sampled(
+        [
+            (["method=local", "++method.mu=1"], ["'mu'", "there is none", "leave it out"]),
+            (
+                ["method=fedadam", "method.first=0", "method.tau=1e-46"],
+                ["method.tau=1e-46", "is 0", "at least 1.4e-45"],
+            ),
+            (["dataset=csv"], ["'csv'", "dataset=npz", "dataset=images"]),
+            (["dry_run=true"], ["'dry_run'", "none is near", "--cfg job"]),
+        ],
+        every=4,
+    ),
 )
 def test_what_people_tried(arguments: list[str], parts: list[str]) -> None:
     said = line(lambda: resolve(compose.compose(arguments)))
@@ -171,7 +178,8 @@ def test_a_network_without_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelled", "alpha"), [("dir.1", 0.1), ("dir1E-1", 0.1), ("dir1e+0", 1.0), ("dir0.30", 0.3), ("dir2.", 2.0)]
+    ("spelled", "alpha"),
+    sampled([("dir.1", 0.1), ("dir1E-1", 0.1), ("dir1e+0", 1.0), ("dir0.30", 0.3), ("dir2.", 2.0)], every=5),
 )
 def test_a_family_s_number_is_spelled_as_any_number(spelled: str, alpha: float) -> None:
     run = resolve(compose.compose([f"partition={spelled}"]))
@@ -254,6 +262,7 @@ def test_one_of_a_thing_is_no_plural(count: int, text: str) -> None:
     assert amount(count, "round") == text
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_its_result_and_its_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = ["method=fedavg", "dataset=digits", "dataset.limit=200", "protocol.rounds=1", "progress=none", "hardware=cpu"]
     assert main([*run, f"runs_dir={tmp_path / 'runs'}"]) == 0

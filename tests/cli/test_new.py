@@ -64,6 +64,7 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, f"written_{kind}", raising=False)
 
 
+@pytest.mark.slow
 def test_a_new_method_keeps_the_promises_of_methods(tmp_path: Path) -> None:
     testing.check_method(built("method", tmp_path), testing.CHECKS[:3] + testing.ESSENTIAL)
 

@@ -67,6 +67,7 @@ def test_a_sign_that_the_output_lacks_ends_nothing(encoding: str, monkeypatch: p
     assert found == ("? ? ?\n" if encoding == "ascii" else "± ‡ ?\n")
 
 
+@pytest.mark.slow
 def test_an_output_that_is_closed_or_full_is_no_traceback(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = f"{sys.executable} -m fedbench --version"

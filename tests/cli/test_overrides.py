@@ -14,6 +14,7 @@ from fedbench.config import compose, groups, schema
 from fedbench.core.errors import ConfigError
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve
+from tests.helpers.tiers import sampled
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -22,6 +23,7 @@ def resolved(*overrides: str) -> RunConfig:
     return resolve(compose.compose(overrides))
 
 
+@pytest.mark.slow
 def test_defaults_build_every_part(toy: Path) -> None:
     run = resolved()
     assert type(run.dataset).__name__ == "ToyData"
@@ -36,11 +38,13 @@ def test_defaults_build_every_part(toy: Path) -> None:
     assert "hydra" not in run.plain
 
 
+@pytest.mark.slow
 def test_runs_dir_from_the_environment(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_RUNS", "/somewhere")
     assert resolved().settings.runs_dir == "/somewhere"
 
 
+@pytest.mark.slow
 def test_what_was_taken_literally_stays_text(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beside a value that is converted, as the rate given as a whole number."""
     monkeypatch.setenv("FEDBENCH_RUNS", "x${seed}")
@@ -67,7 +71,10 @@ def test_a_key_that_is_given_twice_is_told(given: list[str], told: list[str], ca
 
 @pytest.mark.parametrize(
     ("option", "field", "value"),
-    [("dir0.1", "alpha", 0.1), ("dir10", "alpha", 10), ("groups_s0.2", "alpha", 0.2), ("fold5", "folds", 5)],
+    sampled(
+        [("dir0.1", "alpha", 0.1), ("dir10", "alpha", 10), ("groups_s0.2", "alpha", 0.2), ("fold5", "folds", 5)],
+        every=4,
+    ),
 )
 def test_family_number_goes_into_its_field(toy: Path, option: str, field: str, value: float) -> None:
     run = resolved(f"partition={option}")
@@ -75,6 +82,7 @@ def test_family_number_goes_into_its_field(toy: Path, option: str, field: str, v
     assert run.labels["partition"] == option
 
 
+@pytest.mark.slow
 def test_family_takes_overrides_and_defaults_lists(toy: Path) -> None:
     run = resolved("partition=dir0.1", "partition.min_size=1")
     assert (run.partition.alpha, run.partition.min_size) == (0.1, 1)  # type: ignore[attr-defined]
@@ -83,11 +91,13 @@ def test_family_takes_overrides_and_defaults_lists(toy: Path) -> None:
     assert resolved().partition.alpha == 0.3  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_impossible_family_value_is_a_config_error(toy: Path) -> None:
     with pytest.raises(ConfigError, match="alpha must be positive"):
         resolved("partition=dir0")
 
 
+@pytest.mark.slow
 def test_any_method_can_be_a_base(toy: Path) -> None:
     assert resolved().method.base["name"] == "fedavg"  # type: ignore[attr-defined]
     run = resolved("method=fedcollab", "method/base=fedprox", "method.base.mu=0.7")
@@ -96,6 +106,7 @@ def test_any_method_can_be_a_base(toy: Path) -> None:
     assert twice.method.base["base"] == {"name": "fedprox", "mu": 0.1}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_labels(toy: Path) -> None:
     assert resolved("method=fedprox_code").labels["method"] == "fedprox_code"
     run = resolved("method/base=fedprox_code", "partition=dir0.1")
@@ -106,6 +117,7 @@ def test_labels(toy: Path) -> None:
     assert changed(run, method__base={"name": "fedavg"}).labels["method"] == "fedcollab"
 
 
+@pytest.mark.slow
 def test_what_is_not_as_the_protocol_s_preset_names_adam_and_its_step(toy: Path) -> None:
     """Else two runs with other steps would be one line."""
     run = resolved("protocol.optimizer.name=adam", "protocol.optimizer.lr=0.01")
@@ -154,6 +166,7 @@ def test_key_tells_results_apart(toy: Path) -> None:
     assert len({other.key for other in different}) == len(different)
 
 
+@pytest.mark.slow
 def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
     """What was run before the field came still stands; any other value of it is another run."""
     earlier = dataclasses.make_dataclass("PFedMe", ["lam", "inner_steps", "personal_lr", "beta"])
@@ -165,6 +178,7 @@ def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
         assert then == now != other
 
 
+@pytest.mark.slow
 def test_key_goes_on_counting_a_retired_field(toy: Path) -> None:
     """What was run while the field was there still stands, nested or not; another value of it was another run."""
     earlier = dataclasses.make_dataclass("Method", ["mu", "split"])
@@ -179,6 +193,7 @@ def test_key_goes_on_counting_a_retired_field(toy: Path) -> None:
         assert key == same != other
 
 
+@pytest.mark.slow
 def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
     run = resolved()
     backwards = {key: run.plain[key] for key in reversed(list(run.plain))}

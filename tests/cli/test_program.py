@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli import program
+from tests.helpers.tiers import sampled
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         assert f"python -m fedbench {name} " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.main(["metod=local"]) == 2
     assert "nearest: method" in capsys.readouterr().err
@@ -42,6 +44,7 @@ def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch:
         runpy.run_module("fedbench", run_name="__main__")
 
 
+@pytest.mark.slow
 def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):  # Hydra's own way to end
         program.main(["--help"])
@@ -52,18 +55,22 @@ def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]
     assert not {"table", "scale", "figure"} & groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "among", "not_among"),
-    [
-        ("fedbench ", "reproduce", "table=fedcollab_t1"),
-        ("fedbench re", "report", "list"),
-        ("fedbench met", "method=", "dataset="),
-        ("fedbench method=fedav", "method=fedavg", "method=local"),
-        ("fedbench seed=1 method=fedav", "method=fedavg", "report"),
-        ("fedbench list m", "models", "method="),
-        ("fedbench reproduce ", "table=fedcollab_t1", "method="),
-        ("fedbench prepare ", "digits", "fedavg"),
-    ],
+    sampled(
+        [
+            ("fedbench ", "reproduce", "table=fedcollab_t1"),
+            ("fedbench re", "report", "list"),
+            ("fedbench met", "method=", "dataset="),
+            ("fedbench method=fedav", "method=fedavg", "method=local"),
+            ("fedbench seed=1 method=fedav", "method=fedavg", "report"),
+            ("fedbench list m", "models", "method="),
+            ("fedbench reproduce ", "table=fedcollab_t1", "method="),
+            ("fedbench prepare ", "digits", "fedavg"),
+        ],
+        every=7,
+    ),
 )
 def test_completion(
     monkeypatch: pytest.MonkeyPatch,

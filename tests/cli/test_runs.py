@@ -195,6 +195,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_measures_over_clients_are_columns_on_request(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +281,7 @@ def test_comparisons_that_say_nothing_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_references_of_a_run_are_refused(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,6 +291,7 @@ def test_two_references_of_a_run_are_refused(
     assert "are both runs of finetune: collect folders that hold one of them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_local_and_common_accuracy_share_a_plane(compared: Path) -> None:
     """A dot a run and one a method, which stands at their mean."""
     folders = sorted(file.parent for file in compared.rglob("result.json") if "local" not in str(file))

@@ -31,6 +31,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution
 from fedbench.runs.folder import CHECKPOINT, RESULT, files_of
 from tests.helpers.runs import deterministic
+from tests.helpers.tiers import sampled
 
 RUN = [
     "method=local",
@@ -61,7 +62,9 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return arrange
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], every=3)
+)
 def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     number: int,
     code: int,
@@ -88,6 +91,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     assert whole == parts
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     """What is printed from then on, as each round is here, goes to nobody."""
     ours, theirs = pty.openpty()
@@ -106,6 +110,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert not [*saved.parent.glob(".lock")]
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(
     signalled: Callable[[int, int], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_handler_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> No
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_a_sweep_waits_for_what_another_process_makes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,6 +188,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "execute", but_one)
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_what_failed_and_keeps_what_was_swept(
     failing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

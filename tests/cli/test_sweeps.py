@@ -18,6 +18,7 @@ from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import _compare, conclude, markdown, table, tidy, variants
 from tests.helpers.runner import FakeRunner
+from tests.helpers.tiers import sampled
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -46,7 +47,8 @@ def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> Non
     assert [run.labels["method"] for run in executed] == ["fedavg", "fedcollab", "fedprox", "fedprox_code"]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", sampled([0, 1, 2], every=3))
 def test_the_flag_may_stand_anywhere(toy: Path, executed: FakeRunner, place: int) -> None:
     arguments = ["seed=0,1", "method=fedavg"]
     arguments.insert(place, "-m")
@@ -54,6 +56,7 @@ def test_the_flag_may_stand_anywhere(toy: Path, executed: FakeRunner, place: int
     assert sorted(run.seed for run in executed) == [0, 1]
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_after_a_failure_and_tells(
     toy: Path,
     executed: FakeRunner,
@@ -132,6 +135,7 @@ def test_sweep_over_methods_gives_each_its_own_keys(
     assert "fedprox_code mu=0.7" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sweep_over_methods_refuses_a_key_where_it_is_unknown(
     toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +147,7 @@ def test_sweep_over_methods_refuses_a_key_where_it_is_unknown(
     assert said.out.endswith("1 of 2 runs failed; what failed is said above\n"), "the same command cannot do better"
 
 
+@pytest.mark.slow
 def test_what_may_go_well_the_next_time_is_tried_by_the_same_command(
     toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import compose, groups, sources
 from tests.helpers.presets import PRESETS
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 
 EXPERIMENTS = [f"experiment={file.stem}" for file in sorted(groups.conf_dir().glob("experiment/*.yaml"))]
 TELLING = [
@@ -50,7 +50,7 @@ def told(function: Any, overrides: list[str]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     "overrides",
-    [*TELLING, *tiered([*(f"{group}={name}" for group, name in PRESETS), *EXPERIMENTS], [PRESET])],
+    [*sampled(TELLING, every=3), *tiered([*(f"{group}={name}" for group, name in PRESETS), *EXPERIMENTS], [PRESET])],
 )
 def test_it_is_what_hydra_composes_but_for_hydra_s_own_part(overrides: str) -> None:
     listed = overrides.split()
@@ -72,6 +72,7 @@ def test_a_config_is_the_caller_s_own_and_follows_its_files(toy: Path) -> None:
     assert compose.compose(["method=fedprox"]).method.mu == 0.3
 
 
+@pytest.mark.slow
 def test_what_a_method_declares_for_leaderboards_is_no_part_of_a_run(toy: Path) -> None:
     before = compose.compose(["method=fedprox"]), compose.compose(["method=fedcollab", "method/base=fedprox"])
     file = toy / "method" / "fedprox.yaml"

@@ -24,6 +24,7 @@ from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve
 from tests.helpers import codes
 from tests.helpers.runs import config
+from tests.helpers.tiers import sampled
 from tests.methods.quadratics import CURVED, minima, quadratic
 from tests.methods.toys import FOUR, ONE_STEP, close, federation, final, initial, normalised, run, simulate
 
@@ -117,6 +118,7 @@ def main_output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_package_that_does_not_import_is_named_and_stops_nothing_else(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +150,7 @@ def test_a_package_without_its_module_or_with_another_thing_is_named(site: Path)
         METHODS.get("text")
 
 
-@pytest.mark.parametrize("first", ["", "one"])
+@pytest.mark.parametrize("first", sampled(["", "one"], every=2))
 def test_a_name_that_is_taken_twice_is_refused_with_both_owners(
     site: Path, first: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_file_of_a_taken_name_is_refused_with_both_owners(site: Path, taken: s
     assert resolve(compose.compose(["method=apfl", "partition=homo"])).labels["method"] == "apfl"
 
 
+@pytest.mark.slow
 def test_a_file_without_its_class_and_a_class_without_its_file(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = {"method.py": OWN.format("methods.fedavg", "FedAvg") + "    pass\n"}
     files = {"conf/method/lost.yaml": "# Lost.\nname: lost\n", "conf/method/mine.yaml": "# Mine.\nname: mine\n"}
@@ -213,6 +216,7 @@ def fedexp(site: Path, wheel: Path) -> type[FedAvg]:
     return found
 
 
+@pytest.mark.slow
 def test_the_example_is_listed_run_and_keeps_every_promise(
     fedexp: type[FedAvg], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +232,7 @@ def test_the_example_is_listed_run_and_keeps_every_promise(
     testing.check_method("fedexp_code", testing.ESSENTIAL)
 
 
+@pytest.mark.slow
 def test_the_code_of_a_result_goes_into_the_package_s_own_modules(
     fedexp: type[FedAvg], site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

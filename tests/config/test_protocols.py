@@ -14,6 +14,7 @@ from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import labels_of
+from tests.helpers.tiers import sampled
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 
@@ -22,7 +23,7 @@ def protocol(*overrides: str) -> ProtocolConfig:
     return resolve(compose.compose(overrides)).protocol
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sampled(FILES, every=2))
 def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     run = resolve(compose.compose([f"protocol={name}"]))
     assert run.protocol.name == labels_of(run).protocol == name
@@ -75,6 +76,7 @@ CLUSTERED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_method_is_scored_under_every_protocol() -> None:
     """A global method as received, and a personalised one as trained, where the protocol leaves it to them."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
@@ -97,22 +99,25 @@ def test_every_method_is_scored_under_every_protocol() -> None:
 
 @pytest.mark.parametrize(
     ("given", "score"),
-    [
-        (["method=fedavg"], "received"),
-        (["method=local"], "trained"),
-        (["method=fedavg", "protocol.score=both"], "both"),
-        (["method=ditto", "protocol.score=received"], "received"),
-        (["method=fedbabu", "method.tune_epochs=0"], "trained"),
-        (["method=per_kind", "method/base=pfedgraph"], "both"),
-        (["method=per_kind", "method/base=ditto"], "trained"),
-        (["method=fedadam", "method/base=fedrep"], "trained"),
-        (["method=fedadam", "method/base=finetune"], "received"),
-        (["method=fedavg", "method.private=[@head]"], "trained"),
-        (["method=fedprox", "method.private=[@head]"], "trained"),
-        (["method=fedadam", "+method.base.private=[@head]"], "trained"),
-        (["method=fedcollab", "method/base=finetune"], "received"),
-        (["method=fedsac", "protocol.report=last", "protocol.per_client=false"], "trained"),
-    ],
+    sampled(
+        [
+            (["method=fedavg"], "received"),
+            (["method=local"], "trained"),
+            (["method=fedavg", "protocol.score=both"], "both"),
+            (["method=ditto", "protocol.score=received"], "received"),
+            (["method=fedbabu", "method.tune_epochs=0"], "trained"),
+            (["method=per_kind", "method/base=pfedgraph"], "both"),
+            (["method=per_kind", "method/base=ditto"], "trained"),
+            (["method=fedadam", "method/base=fedrep"], "trained"),
+            (["method=fedadam", "method/base=finetune"], "received"),
+            (["method=fedavg", "method.private=[@head]"], "trained"),
+            (["method=fedprox", "method.private=[@head]"], "trained"),
+            (["method=fedadam", "+method.base.private=[@head]"], "trained"),
+            (["method=fedcollab", "method/base=finetune"], "received"),
+            (["method=fedsac", "protocol.report=last", "protocol.per_client=false"], "trained"),
+        ],
+        every=4,
+    ),
     ids=" ".join,
 )
 def test_fedsacs_protocol_scores_the_methods_own_model_unless_told(given: list[str], score: str) -> None:

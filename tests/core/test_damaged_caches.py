@@ -11,9 +11,11 @@ import pytest
 
 from fedbench.core import cache, files
 from tests.helpers.damage import DAMAGES, damages
+from tests.helpers.tiers import sampled
 
 
-@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", files.MANIFEST])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled(["x.npy", "num_train.npy", files.MANIFEST], every=3))
 def test_prepared_arrays_heal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

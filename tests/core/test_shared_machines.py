@@ -47,6 +47,7 @@ def test_permissions_are_the_folder_s(
     assert modes(root) == ({folders}, {contents})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("umask")
 def test_a_run_can_be_read_and_gone_on_with_by_the_group(tmp_path: Path) -> None:
     (runs := tmp_path / "runs").mkdir()

@@ -27,6 +27,7 @@ def test_the_partition_comes_with_the_package_and_has_the_papers_sizes() -> None
     assert RUN.labels["partition"].startswith("file-")
 
 
+@pytest.mark.slow
 def test_the_partition_is_of_the_papers_labels() -> None:
     source = FashionMnist()
     if not source.state().ready:

@@ -16,6 +16,7 @@ from fedbench.data.formats import MNIST_STEMS
 from tests.data.changes import cut, edit, empty, fill, remove, resized, rewrite
 from tests.helpers import real_formats
 from tests.helpers.raw_files import idx_bytes, images, python2_batch
+from tests.helpers.tiers import sampled
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -181,7 +182,7 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("kind", sampled(DAMAGED, every=5))
 def test_damaged_data_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     name, damage, reason = DAMAGED[kind]
     options = real_formats.write(name, tmp_path / "root") | ({"num_classes": 25} if name == "domainnet" else {})

@@ -191,6 +191,7 @@ def test_unknown_names_and_keys_come_with_the_nearest():
         DATASETS.build({"name": "digits", "limit": "many"})
 
 
+@pytest.mark.slow
 def test_no_data_set_but_a_download_imports_torch():
     code = (
         "import sys; from fedbench.data.datasets import DATASETS; import fedbench.data.partition\n"

@@ -15,6 +15,7 @@ from fedbench.data.files import FileSource
 from tests.data.toys import load
 from tests.helpers import real_formats
 from tests.helpers.real_formats import WRITERS
+from tests.helpers.tiers import sampled
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -23,7 +24,7 @@ def test_every_file_source_has_a_writer() -> None:
     assert {name for name in DATASETS if issubclass(DATASETS.get(name), FileSource)} == set(WRITERS)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", sampled(WRITERS, every=4))
 def test_a_small_set_in_the_real_format_loads_again_from_the_cache(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +43,8 @@ def test_a_small_set_in_the_real_format_loads_again_from_the_cache(
     assert again.fingerprint == first.fingerprint
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "domainnet"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled([name for name in WRITERS if name != "domainnet"], every=4))
 def test_samples_that_are_missing_are_refused_unless_that_is_wanted(name: str, tmp_path: Path) -> None:
     options = real_formats.write(name, tmp_path / "root")
     assert DATASETS.build(options).load()

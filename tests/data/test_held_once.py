@@ -43,6 +43,7 @@ def two_clients(n: int, rotation: np.ndarray | None = None) -> Partition:
     return Partition("halves", 0, "tiny", 200, train, [np.arange(0)] * 2, test, rotation=rotation)
 
 
+@pytest.mark.slow
 def test_a_first_read_and_a_federation_hold_the_images_once(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
     source = DATASETS.build(tiny(tmp_path))
@@ -69,6 +70,7 @@ def test_a_first_read_and_a_federation_hold_the_images_once(tmp_path: Path) -> N
     np.testing.assert_array_equal(shared.numpy(), data.x)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is mapped")
 def test_what_is_shared_is_not_mapped_beside(tmp_path: Path) -> None:
     data = DATASETS.build(tiny(tmp_path)).load()
@@ -79,6 +81,7 @@ def test_what_is_shared_is_not_mapped_beside(tmp_path: Path) -> None:
     assert mapped_bytes(data.x) == 0
 
 
+@pytest.mark.slow
 def test_rotated_clients_change_neither_the_file_nor_other_federations(tmp_path: Path) -> None:
     data = DATASETS.build(tiny(tmp_path)).load()
     plain = Federation(data, two_clients(len(data)))

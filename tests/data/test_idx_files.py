@@ -76,6 +76,7 @@ def test_fashion_mnist_from_the_system_is_the_published_data():
     assert data.std == (pytest.approx(np.sqrt(np.average((levels - mean) ** 2, weights=weights)), abs=5e-5),)
 
 
+@pytest.mark.slow
 @needs_fashion
 @pytest.mark.parametrize("prepared", [False, True], ids=["from the system's files", "prepared"])
 def test_fashion_mnist_is_on_the_device_in_under_a_second(prepared):

@@ -47,6 +47,7 @@ def test_tiny_imagenet_labels_are_ranks_of_sorted_identifiers(tmp_path: Path) ->
     np.testing.assert_allclose(shade[:, 0], red[data.y[400:]], atol=3)
 
 
+@pytest.mark.slow
 def test_domainnet_takes_a_share_of_each_domain_and_class(tmp_path: Path) -> None:
     real_formats.write_domainnet(tmp_path / "root")
     data = load("domainnet", tmp_path / "root")
@@ -67,6 +68,7 @@ def test_domainnet_takes_a_share_of_each_domain_and_class(tmp_path: Path) -> Non
     assert (blue[test] >= 10).all()
 
 
+@pytest.mark.slow
 def test_domainnet_draws_depend_on_the_seed_alone(tmp_path: Path) -> None:
     real_formats.write_domainnet(tmp_path / "root")
     whole = load("domainnet", tmp_path / "root", ratio=1.0, num_classes=25, size=8)
@@ -79,6 +81,7 @@ def test_domainnet_draws_depend_on_the_seed_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(named.x[:, 1, 3, 3] // 10, np.array([2, 7])[named.y])
 
 
+@pytest.mark.slow
 def test_domainnet_lists_are_counted(tmp_path: Path) -> None:
     real_formats.write_domainnet(tmp_path / "root")
     with pytest.raises(DataCorrupt, match=r"clipart_train.txt lists 250 images, published are 33,525"):

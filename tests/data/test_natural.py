@@ -27,6 +27,7 @@ from fedbench.data.partitions.natural import Natural
 from fedbench.runs.building import build, split_data
 from fedbench.runs.config import from_plain, resolve
 from fedbench.runs.execution import client_names, execute_batched
+from tests.helpers.tiers import sampled
 
 SHORT = ("method=fedavg", "protocol.rounds=1", "protocol.local.epochs=1", "hardware=cpu", "reference=none")
 RNG = np.random.default_rng(0)
@@ -62,6 +63,7 @@ def table(path: str, **roles: Any) -> list[str]:
 # ---- the same samples in every form
 
 
+@pytest.mark.slow
 def test_a_table_and_the_same_arrays_give_one_run_to_the_bit(tmp_path: Path) -> None:
     np.savez(tmp_path / "sites.npz", x=X, y=Y, client=CLIENT)
     frame().to_parquet(tmp_path / "sites.parquet")
@@ -91,6 +93,7 @@ def test_a_table_and_the_same_arrays_give_one_run_to_the_bit(tmp_path: Path) -> 
     assert fedbench.run(*SHORT, data=(X, Y, np.where(CLIENT == "007", "008", CLIENT))).folder != runs[3].folder
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_the_same(tmp_path: Path) -> None:
     alone = fedbench.run(*SHORT, data=(X, Y, CLIENT))
     found = fedbench.sweep(*SHORT, data=(X, Y, CLIENT), seed=[0, 1])
@@ -99,6 +102,7 @@ def test_a_sweep_takes_the_same(tmp_path: Path) -> None:
     assert str(alone.folder) in set(found["path"] if "path" in found else found["folder"])
 
 
+@pytest.mark.slow
 def test_seeds_that_are_batched_have_their_own_estimates(tmp_path: Path) -> None:
     overrides = [[*SHORT, *table(csv(tmp_path)), f"seed={seed}", "hardware.engine=stacked"] for seed in (0, 1)]
     together = execute_batched([resolve(compose([*each, f"runs_dir={tmp_path}/batched"])) for each in overrides])
@@ -374,6 +378,7 @@ def test_validation_samples_without_clients_are_refused(tmp_path: Path) -> None:
 # ---- what is no number
 
 
+@pytest.mark.slow
 def test_tokens_bring_an_embedding_and_series_a_convolution(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     y = np.arange(60) % 2
     tokens = RNG.integers(1, 5000, (60, 12))
@@ -440,7 +445,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", sampled(BAD, every=3))
 def test_bad_tables_are_refused_in_a_line(case: str, tmp_path: Path) -> None:
     changed, roles, said = BAD[case]
     with pytest.raises(FedbenchError, match=said) as caught:

@@ -43,6 +43,7 @@ from fedbench.models.small import MLP
 from fedbench.runs.config import resolve
 from fedbench.testing.toys import setup, simulate
 from tests.data.toys import FASHION, SEEDS, TOY, build, data, same, small, toy
+from tests.helpers.tiers import sampled
 
 NAMES = [name for name in PARTITIONS if name != "file"]  # which has tests of its own
 WHOLE = (
@@ -60,7 +61,7 @@ WHOLE = (
 # --- what holds for every partition
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, every=3))
 @pytest.mark.parametrize("protocol", [Protocol(), Protocol(pool=True, fraction=0.5, val_fraction=0.2)])
 def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
     spec = small(name)
@@ -84,7 +85,9 @@ def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
     assert len(hashes) == len(SEEDS)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "groups_fedrema"])  # which deals runs in order
+@pytest.mark.parametrize(
+    "name", sampled([name for name in NAMES if name != "groups_fedrema"], every=5)
+)  # which deals runs in order
 def test_the_draw_is_random_in_the_samples(name):
     """Over seeds every sample of a label is drawn about equally often: nothing sticks to the file's order."""
     partitions = [make_partition(small(name), TOY, Protocol(), seed) for seed in range(60)]
@@ -250,28 +253,31 @@ GLOBAL = Protocol(sets="global")
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [
-        ("dir0.1", {"alpha": 0.1}),
-        ("dir_prior0.3", {"beta": 0.3}),
-        ("pathological2", {"skew": 2}),
-        ("pathological20", {"skew": 20}),
-        ("fold5", {"folds": 5, "primary": 0.8}),
-        ("fold_code2", {"folds": 2, "primary": 0.8, "size": 500}),
-        ("groups_s0.2", {"s": 0.2}),
-        ("quantity0.5", {"beta": 0.5}),
-        ("label_shift", {}),
-        ("feature_shift", {}),
-        ("concept_shift", {}),
-        ("domain", {}),
-        ("label_groups", {"starts": (0, 0, 2, 5)}),
-        ("homo", {}),
-        ("dir_fedsac0.5", {"alpha": 0.5, "draw": 0}),
-        ("homo_fedsac", {"draw": 0}),
-        ("pathological_fedsac20", {"skew": 20}),
-        ("feature_shift_code", {"decay": 2.0, "draw": 0}),
-        ("concept_shift_code", {"decay": 3.0}),
-        ("groups_fedrema0.4", {"s": 0.4, "draw": 1}),
-    ],
+    sampled(
+        [
+            ("dir0.1", {"alpha": 0.1}),
+            ("dir_prior0.3", {"beta": 0.3}),
+            ("pathological2", {"skew": 2}),
+            ("pathological20", {"skew": 20}),
+            ("fold5", {"folds": 5, "primary": 0.8}),
+            ("fold_code2", {"folds": 2, "primary": 0.8, "size": 500}),
+            ("groups_s0.2", {"s": 0.2}),
+            ("quantity0.5", {"beta": 0.5}),
+            ("label_shift", {}),
+            ("feature_shift", {}),
+            ("concept_shift", {}),
+            ("domain", {}),
+            ("label_groups", {"starts": (0, 0, 2, 5)}),
+            ("homo", {}),
+            ("dir_fedsac0.5", {"alpha": 0.5, "draw": 0}),
+            ("homo_fedsac", {"draw": 0}),
+            ("pathological_fedsac20", {"skew": 20}),
+            ("feature_shift_code", {"decay": 2.0, "draw": 0}),
+            ("concept_shift_code", {"decay": 3.0}),
+            ("groups_fedrema0.4", {"s": 0.4, "draw": 1}),
+        ],
+        every=4,
+    ),
 )
 def test_names_on_the_command_line(name, fields):
     run = resolve(compose.compose([f"partition={name}"]))
@@ -329,6 +335,7 @@ def test_domains_are_needed_and_must_be_large_enough():
         make_partition(build("domain"), data(100, 10, 10, np.arange(110) // 90), Protocol(), 0)
 
 
+@pytest.mark.slow
 def test_quantity_is_iid_in_labels_and_dirichlet_in_sizes():
     spec = build("quantity", beta=0.5, num_clients=4, min_size=1)
     draws = np.stack([spec.sizes(10**6, np.random.default_rng(seed)) for seed in range(600)]) / 10**6
@@ -384,17 +391,20 @@ def emnist():
 
 @pytest.mark.parametrize(
     ("sizes", "alpha", "published"),
-    [
-        (CIFAR_LABELS, 0.1, 487),
-        pytest.param(CIFAR_LABELS, 0.5, 170, marks=pytest.mark.slow),
-        pytest.param(np.full(10, 27_000), 0.1, 1962, marks=pytest.mark.slow),  # CINIC-10
-        (np.full(10, 27_000), 0.5, 843),
-        (np.full(200, 550), 0.1, 118),  # Tiny-ImageNet
-        pytest.param(np.full(200, 550), 0.5, 38, marks=pytest.mark.slow),
-        # Its mean, 8142, is of 814,255 samples; the table's 805,263 is a slip.
-        pytest.param(emnist(), 0.1, 2545, marks=pytest.mark.slow),
-        (emnist(), 0.5, 782),
-    ],
+    sampled(
+        [
+            (CIFAR_LABELS, 0.1, 487),
+            pytest.param(CIFAR_LABELS, 0.5, 170, marks=pytest.mark.slow),
+            pytest.param(np.full(10, 27_000), 0.1, 1962, marks=pytest.mark.slow),  # CINIC-10
+            (np.full(10, 27_000), 0.5, 843),
+            (np.full(200, 550), 0.1, 118),  # Tiny-ImageNet
+            pytest.param(np.full(200, 550), 0.5, 38, marks=pytest.mark.slow),
+            # Its mean, 8142, is of 814,255 samples; the table's 805,263 is a slip.
+            pytest.param(emnist(), 0.1, 2545, marks=pytest.mark.slow),
+            (emnist(), 0.5, 782),
+        ],
+        every=4,
+    ),
 )
 def test_sizes_agree_with_pfedsim_table_4(sizes, alpha, published):
     """CIFAR-10 over 100 clients: mean 600, standard deviation 487 (0.1) and 170 (0.5), one draw each; and so on."""
@@ -421,13 +431,16 @@ def test_an_alpha_that_is_no_alpha_is_refused(alpha):
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [
-        ({"num_clients": 121}, "need 1210, there are 1200"),
-        ({"num_clients": 100, "alpha": 0.01}, "raise partition.alpha"),
-        ({"num_clients": 100, "alpha": 1e-6}, "raise partition.alpha"),
-        ({"num_clients": 100, "alpha": 0.01, "cap": False}, "none of 2000 draws"),
-        ({"num_clients": 120, "alpha": 1e6}, "lower partition.min_size"),
-    ],
+    sampled(
+        [
+            ({"num_clients": 121}, "need 1210, there are 1200"),
+            ({"num_clients": 100, "alpha": 0.01}, "raise partition.alpha"),
+            ({"num_clients": 100, "alpha": 1e-6}, "raise partition.alpha"),
+            ({"num_clients": 100, "alpha": 0.01, "cap": False}, "none of 2000 draws"),
+            ({"num_clients": 120, "alpha": 1e6}, "lower partition.min_size"),
+        ],
+        every=4,
+    ),
 )
 def test_impossible_settings_end_in_under_a_second(fields, reason):
     start = time.process_time()
@@ -533,6 +546,7 @@ def test_what_a_client_cannot_have_is_refused() -> None:
         FoldCode(folds=11).counts(np.full(10, 99))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [FoldCode(folds=2, num_clients=10), Fold(folds=2, num_clients=10, size=500)])
 def test_fedavg_on_two_hundred_classes_scores_a_fifth_more_on_clients(spec: Fold) -> None:
     """local = 20 + .8 global, as published for Tiny-ImageNet; in the text's balanced folds both are the same."""

@@ -20,6 +20,7 @@ from tests.helpers.tiers import tiered
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiered(real_formats.WRITERS, quick=["tiny_imagenet"]))
 def test_every_data_set_goes_from_its_published_archives_to_a_run(
     name: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

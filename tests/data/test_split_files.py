@@ -17,6 +17,7 @@ from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.runs.config import resolve
 from tests.data.toys import same
+from tests.helpers.tiers import sampled
 
 LOCAL = Protocol(val_fraction=0.2)
 
@@ -37,7 +38,7 @@ def write(path, **arrays):
     return path
 
 
-@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "file"])
+@pytest.mark.parametrize("name", sampled([name for name in PARTITIONS if name != "file"], every=3))
 def test_every_partition_comes_back_from_its_export(tmp_path, name):
     small = {
         "dir_prior": {"num_clients": 6},

@@ -30,7 +30,7 @@ from fedbench.runs.config import resolve
 from fedbench.testing.toys import KINDS, Subject, federation, setup, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
 from tests.helpers.pretended import ENGINES, Trial, federated, trial
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 
 PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 # Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
@@ -104,8 +104,9 @@ def test_every_network(name: str, engine: str) -> None:
     check(trial(toy, ENGINES[engine]))
 
 
-@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
-@pytest.mark.parametrize("preset", tiered(FEW, quick=["pfedgraph"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("preset", FEW)
 def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrix, models, recorded arrays, checkpoint and scores of unseen clients come from the device."""
     monkeypatch.setattr(building, "pick_device", lambda _: DEVICE)
@@ -144,6 +145,7 @@ class Noisy(FedRep):
         return batch.noise["scale"] * super().loss(work, client, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 def test_a_draw_may_read_the_message(engine: str) -> None:
     def toy(device: torch.device) -> Setup:
@@ -211,11 +213,12 @@ def test_what_cuda_refuses_is_refused(fault: str) -> None:
             simulate(chosen, LoopedTrainer(chosen))
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in REFUSED])
+@pytest.mark.parametrize("fault", sampled([fault for fault in FAULTS if fault not in REFUSED], every=5))
 def test_what_makes_the_host_wait_is_counted(fault: str) -> None:
     assert trial(lambda device: toy(Faulty(fault=fault), device), LoopedTrainer).step > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 def test_a_wait_for_every_client_is_counted(engine: str) -> None:
     rounds = [trial(federated(Subject(Reading()), "mlp", cohort), ENGINES[engine]).round for cohort in (4, 16)]

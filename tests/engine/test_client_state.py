@@ -128,6 +128,7 @@ def advance(simulation: Simulation, state: State, to: int) -> State:
     return state
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_whole_however_far_the_run_went_on(tmp_path: Path) -> None:
     whole, going = simulation(12), simulation(12)
     expected = [advance(whole, whole.begin(), to) for to in range(1, 13)]

@@ -15,6 +15,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.layers import CHANNELS_LAST, LOWERINGS, NATIVE, PATCHES, Conv2d
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import federation, gap, models, setup, simulate
+from tests.helpers.tiers import sampled
 
 
 def lowerings(chosen) -> list[str]:
@@ -50,7 +51,7 @@ def test_the_fastest_way_is_chosen_only_where_it_is_clearly_so(monkeypatch: pyte
     assert lowerings(chosen) == [PATCHES, NATIVE]
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+@pytest.mark.parametrize("lowering", sampled(LOWERINGS[1:], every=3))
 def test_clients_train_alike_whichever_way_is_taken(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = lenet()
     state = simulate(expected, StackedTrainer(expected, 2))

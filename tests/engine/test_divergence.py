@@ -28,6 +28,7 @@ from fedbench.methods.finetune import Finetune
 from fedbench.methods.local import Local
 from fedbench.models.task import Task
 from tests.helpers import pair
+from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import federation, setup, simulate
 
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {
@@ -82,7 +83,7 @@ def message(chosen: Setup, engine: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["looped", "chunks", "stacked"]))
 @pytest.mark.parametrize(
     ("method", "score", "where"),
     [
@@ -97,8 +98,10 @@ def test_what_no_loss_or_upload_shows(method: Method, score: str, where: str, en
     assert where in message(setup(method, score=score), engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", [Local(), FedPer(), Ditto(lam=0.0)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["looped", "chunks", "stacked"]))
+@pytest.mark.parametrize(
+    "method", sampled([Local(), FedPer(), Ditto(lam=0.0)], every=2), ids=lambda each: type(each).__name__
+)
 def test_a_step_too_long(method: Method, engine: str) -> None:
     data = federation(dtype=torch.float32)
     chosen = setup(method, data, rounds=1, epochs=None, iterations=1, optimizer=OptimizerConfig(lr=1e38))

@@ -40,6 +40,7 @@ from fedbench.models.small import MLP
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve
 from fedbench.testing.checks import rerun
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, setup, simulate
 
 
@@ -385,6 +386,7 @@ def finished(chosen: Setup) -> Tree:
     return state.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [LoopedTrainer, lambda brief: StackedTrainer(brief, 3)])
 def test_real_engines_are_timed_and_the_run_is_not_touched(engine: Any) -> None:
     chosen, other = setup(Ditto()), setup(Ditto())
@@ -480,7 +482,7 @@ def same(one: Tally, other: Tally, clients: Sequence[int]) -> bool:
     )
 
 
-@pytest.mark.parametrize("cohort", [1.0, 2])
+@pytest.mark.parametrize("cohort", sampled([1.0, 2], every=2))
 def test_both_are_what_each_alone_would_be(cohort: float) -> None:
     both, received, trained = (scores(each, cohort=cohort) for each in ("both", "received", "trained"))
     assert [r.round for r in both] == [0, 1, 2, 3]

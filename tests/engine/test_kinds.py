@@ -34,10 +34,12 @@ from fedbench.methods.per_kind import PerKind
 from tests.helpers.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer
 from tests.helpers.pretended import ENGINES as PRETENDED
 from tests.helpers.pretended import of_kinds, trial
+from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import gap
 from tests.methods.toys import simulate as simulate_on
 
 
+@pytest.mark.slow
 def test_runs_whose_last_clients_are_unseen_train_together_as_alone() -> None:
     """The second run's clients come right behind those that the first one meets."""
     one = pair(FedAvg(), unseen=1).seen
@@ -55,7 +57,7 @@ def test_runs_whose_last_clients_are_unseen_train_together_as_alone() -> None:
         assert gap(state.server, simulate(setup).server) < 1e-9
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", sampled(UNLIKE, every=3))
 def test_every_method_that_says_so_serves_unlike_clients(name: str) -> None:
     chosen = pair(serving(name), rounds=2, cohort="4", score="received", eval_every=1)
     state = simulate(chosen)
@@ -67,7 +69,9 @@ def test_every_method_that_says_so_serves_unlike_clients(name: str) -> None:
 
 
 @pytest.mark.parametrize("order", [[1, 0, 3, 4, 2], [3, 0, 4, 1, 2]], ids=["within kinds", "across kinds"])
-@pytest.mark.parametrize("method", [FedAvg(), MultimodalFedSaC(), PerKind()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", sampled([FedAvg(), MultimodalFedSaC(), PerKind()], every=3), ids=lambda m: type(m).__name__
+)
 def test_relabelled_clients_get_relabelled_models(method: Method, order: list[int]) -> None:
     here, there = pair(method), pair(method, ids=order)
     expected, found = personal(here, simulate(here)), personal(there, simulate(there))
@@ -146,7 +150,9 @@ def test_a_kind_without_a_client_in_the_cohort_keeps_what_it_had() -> None:
     assert moved == {0, 1}
 
 
-@pytest.mark.parametrize("method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", sampled([Local(), MultimodalFedSaC(), FedIoT(steps=5)], every=3), ids=lambda m: type(m).__name__
+)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Path) -> None:
     chosen = pair(method)
     expected = simulate(chosen)
@@ -190,7 +196,7 @@ MOST = 8  # waits a round, as with clients of one kind
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in ALL])
+@pytest.mark.parametrize("name", tiered(ALL, quick=["fedavg", "fediot"]))
 def test_engines_agree_for_every_kind(name: str, engine: str) -> None:
     chosen = pair(ALL[name])
     expected = personal(chosen, simulate(chosen))

@@ -43,6 +43,7 @@ from fedbench.models.task import Model
 from fedbench.models.vision import Vision
 from fedbench.runs import building
 from tests.helpers.runs import config
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)
@@ -77,6 +78,7 @@ def chosen(method: Method, model: Model | None = None, optimizer: OptimizerConfi
     return setup(method, data, net, batch=32, rounds=9, eval_every=9, optimizer=optimizer, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -179,13 +181,16 @@ def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> 
     assert hardware.fitting_chunk(setup(FedAvg())) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("kinds", "textcnn", "torchvision", "timm")])
+@pytest.mark.parametrize(
+    "name", sampled([name for name in MODELS if name not in ("kinds", "textcnn", "torchvision", "timm")], every=4)
+)
 def test_the_bytes_of_a_network_are_known_before_it_is_built(name: str) -> None:
     model = MODELS.build({"name": name, **({"pretrained": False} if issubclass(MODELS.get(name), Vision) else {})})
     real = model.build((3, 32, 32), 10).state_dict().values()
     assert model.leaf_bytes((3, 32, 32), 10) == sum(map(trees.leaf_bytes, real)) > 0
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
     run = config(tmp_path, "model=mlp", "model.hidden=[10000000,10000000]")
     with pytest.raises(ConfigError, match=r"takes at least 2,0\d\d,\d{3}\.\d GB for inputs of .*\[1, 8, 8\]"):
@@ -340,7 +345,7 @@ def registered(clients: int, method: Method) -> Setup:
     return Setup(method, MLP(hidden=(3,)).task(federation.shape, 3), federation, protocol, 0)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), IFCA(k=2), Ditto()])
+@pytest.mark.parametrize("method", sampled([FedAvg(), IFCA(k=2), Ditto()], every=2))
 @pytest.mark.parametrize("engine", [LoopedTrainer, lambda setup: StackedTrainer(setup, COHORT)])
 def test_no_tensor_of_a_round_is_as_long_as_the_list_of_clients(engine: Any, method: Method) -> None:
     chosen = registered(MANY, method)

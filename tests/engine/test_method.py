@@ -31,6 +31,7 @@ from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, Task
 from tests.engine.broken import Broken
 from tests.engine.toys import both
+from tests.helpers.tiers import sampled
 from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
 
 HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2, clip=1.0)
@@ -58,7 +59,7 @@ class Directed(FedAvg):
         return {**gradient, **moved}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+@pytest.mark.parametrize("kind", sampled(["mlp", "batch_norm"], every=2))
 def test_a_direction_equal_to_the_gradient_is_the_gradient(kind: str) -> None:
     def made(method: FedAvg) -> Setup:
         return on_lenet(method) if kind == "batch_norm" else setup(method, optimizer=HEAVY)
@@ -213,7 +214,7 @@ class Reader(FedAvg):
 HOOKS = ("start", "draw", "loss", "finish", "model", "personal")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampled(ENGINES, every=2))
 @pytest.mark.parametrize("what", ["data", "validation"])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_reads_only_what_the_method_announced(hook: str, what: str, engine: str) -> None:
@@ -379,13 +380,16 @@ def test_worker_processes_tell_as_much() -> None:
 @pytest.mark.parametrize("engine", DEBUGGED)
 @pytest.mark.parametrize(
     "error",
-    [
-        Diverged("on its own terms"),
-        ConfigError("of its own"),
-        torch.OutOfMemoryError(),
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
+    sampled(
+        [
+            Diverged("on its own terms"),
+            ConfigError("of its own"),
+            torch.OutOfMemoryError(),
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        ],
+        every=4,
+    ),
 )
 def test_errors_that_someone_can_act_on_pass_unchanged(error: Exception, engine: str) -> None:
     broken = setup(Broken(hook="aggregate", error=error))

@@ -139,6 +139,7 @@ def test_damage_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert shared(made(), "setting")[1] == []
 
 
+@pytest.mark.slow
 def test_bases_on_the_same_samples_and_seed_share_their_discriminators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from fedbench.runs.config import resolve
 from fedbench.runs.folder import ARRAYS, files_of
 from tests.helpers.pair import pair
 from tests.helpers.runs import config
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, setup
 
 
@@ -239,13 +240,16 @@ def test_a_run_keeps_what_was_recorded_and_its_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "record", "reason"),
-    [
-        ("local", "update_variance", "Local: its clients are not sent"),
-        ("fedavg", "collaboration", "no collaboration matrix"),
-        ("fedavg", "simplex", "sosicfl"),
-        ("sosicfl", "cka", "one network each"),
-        ("fedavg", "cka@50", "rounds 1 to 4"),
-    ],
+    sampled(
+        [
+            ("local", "update_variance", "Local: its clients are not sent"),
+            ("fedavg", "collaboration", "no collaboration matrix"),
+            ("fedavg", "simplex", "sosicfl"),
+            ("sosicfl", "cka", "one network each"),
+            ("fedavg", "cka@50", "rounds 1 to 4"),
+        ],
+        every=3,
+    ),
 )
 def test_what_a_method_has_not_is_refused_before_anything_trains(
     tmp_path: Path, method: str, record: str, reason: str
@@ -255,6 +259,7 @@ def test_what_a_method_has_not_is_refused_before_anything_trains(
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.slow
 def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
     names = ",".join(name for name in RECORDERS if name != "simplex")
     run = config(tmp_path, "method=fedsac", f"record=[{names}]", "protocol.rounds=1")
@@ -264,6 +269,7 @@ def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
     assert recorders.RECORDERS.get("simplex").__doc__
 
 
+@pytest.mark.slow
 def test_no_accuracy_over_the_simplex_is_of_samples_that_were_trained_on(tmp_path: Path) -> None:
     """A scenario of FedCollab pools the splits, whatever the protocol says."""
     scenario = ("dataset=digits", "partition=label_shift", "model=mlp", "protocol=fedcollab_label_shift")
@@ -274,6 +280,7 @@ def test_no_accuracy_over_the_simplex_is_of_samples_that_were_trained_on(tmp_pat
     assert np.isfinite(arrays["record/simplex/local"]).all()
 
 
+@pytest.mark.slow
 def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -> None:
     short = ("protocol.rounds=1", "protocol.test.pool=false")
     run = config(tmp_path, "method=sosicfl", "method.clusters=2", "record=[simplex]", "save_models=true", *short)

@@ -84,6 +84,7 @@ def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) 
     assert len(traces.kinds) == len(set(traces.kinds)) < traces.replays / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", tiered(OPTIMIZERS, quick=["sgd"]))
 def test_learning_rates_of_rows_are_read_at_every_step(optimizer: str) -> None:
     """A replayed program has those of the clients that it is given, not of the ones that it was captured with."""
@@ -147,6 +148,7 @@ class ReadsTheLength(FedAvg):
         return super().loss(work, client, batch) * client.clock.rounds
 
 
+@pytest.mark.slow
 def test_a_captured_loss_knows_how_many_rounds_there_are(caplog: pytest.LogCaptureFixture) -> None:
     chosen = setup(ReadsTheLength(), federation(RAGGED), rounds=3)
     found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))

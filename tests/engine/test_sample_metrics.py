@@ -30,7 +30,7 @@ from fedbench.metrics import Measured, Tally
 from fedbench.runs.run import gains_of
 from fedbench.sample_metrics import METRICS, measure
 from tests.helpers import pair
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import federation, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
@@ -148,7 +148,7 @@ def toy(name: str = "fedper", sets: str = "both", **options: Any) -> Setup:
     return setup(METHODS.build({"name": name}), federation(SIZES), **{**given, **options})
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedavg"])
+@pytest.mark.parametrize("name", sampled(["fedper", "fedavg"], every=2))
 def test_scores_of_a_run_are_those_of_its_models(name: str) -> None:
     """On each client's own samples, and on the global set, which FedAvg's one model is scored on once."""
     chosen = toy(name)
@@ -180,6 +180,7 @@ def alike(one: State, other: State) -> None:
                 np.testing.assert_allclose(found.pooled, b.measures[name][metric].pooled, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "score"),
     tiered([("fedavg", "received"), ("fedper", "trained"), ("finetune", "both")], quick=[("fedavg", "received")]),
@@ -232,6 +233,7 @@ def test_a_report_is_a_mean_over_its_rounds_and_pooled_where_all_clients_have_th
 SHORT = ("partition.num_clients=4", "protocol.rounds=2", "protocol.local.epochs=1", "model=mlp", "model.hidden=[8]")
 
 
+@pytest.mark.slow
 def test_it_changes_no_accuracy_and_is_off_by_default(tmp_path: Path) -> None:
     plain = simulate(toy(metrics=("acc",)))
     measured = simulate(toy())
@@ -251,7 +253,8 @@ def test_it_changes_no_accuracy_and_is_off_by_default(tmp_path: Path) -> None:
     assert run.history["ece_on_local"].iloc[-1] == pytest.approx(run.row["ece_on_local"])
 
 
-@pytest.mark.parametrize("method", ["ditto", "finetune"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sampled(["ditto", "finetune"], every=2))
 def test_files_hold_what_scikit_learn_finds_in_the_predictions(method: str, tmp_path: Path) -> None:
     given = (f"method={method}", *SHORT, "hardware.engine=looped", "protocol.unseen=1")
     given = (*given, "protocol.metrics=[auroc,macro_f1]")
@@ -280,6 +283,7 @@ def test_files_hold_what_scikit_learn_finds_in_the_predictions(method: str, tmp_
     assert {name: whole.row[name] for name in same} == pytest.approx({name: fresh.row[name] for name in same})
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_column_for_each_metric(tmp_path: Path) -> None:
     given = {"runs_dir": tmp_path / "runs", "progress": "lines", "sweep.name": "s", "sweep.folder": tmp_path / "sweeps"}
     fedbench.sweep("method=local,fedavg", *SHORT, "protocol.metrics=[auroc,nll]", **given)

@@ -34,7 +34,7 @@ from fedbench.methods.scaffold import Scaffold
 from fedbench.runs import building, execution, fingerprint
 from fedbench.runs.config import resolve
 from tests.engine.test_optimizer_state import ENGINES, as_looped, network
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import adapted, close, federation, gap, models, samples, setup, simulate, steps
 
 STEP = ScheduleConfig(name="step", every=2, gamma=0.5, warmup=1)
@@ -116,8 +116,8 @@ def test_a_step_counts_as_if_the_client_had_taken_all_before_it() -> None:
     assert torch.equal(behind["own"], last["own"]), "of what is trained to prepare behind the last round"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("config", [SGD, ADAMW], ids=["sgd by round", "adamw by step"])
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked", "rerun", "workers"]))
+@pytest.mark.parametrize("config", sampled([SGD, ADAMW], every=2), ids=["sgd by round", "adamw by step"])
 def test_every_engine_follows_it(
     engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,7 +127,7 @@ def test_every_engine_follows_it(
     assert not caplog.records, "a step that is not captured is told"
 
 
-QUICK = ("scaffold", "fednova", "fedavg", "ditto", "pfedme", "apple", "fedper", "finetune", "fedrep")
+QUICK = ("scaffold", "fednova", "fedavg", "pfedme", "fedrep")
 REFUSING = {"fednova", "scaffold"}
 NORMALISED = {"fedbn", "finetune_norm"}  # see tests/engine/test_optimizer_state.py
 
@@ -166,15 +166,15 @@ class Told(FedAvg):
         return {name: leaf * (1 + client.lr) for name, leaf in shared.items()}, kept
 
 
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked", "rerun"]))
 @pytest.mark.parametrize("schedule", [STEP, BY_STEP], ids=["by round", "by step"])
-def test_hooks_are_told_the_rate_and_a_stage_s_own_rate_falls_too(schedule: ScheduleConfig) -> None:
+def test_hooks_are_told_the_rate_and_a_stage_s_own_rate_falls_too(schedule: ScheduleConfig, engine: str) -> None:
     chosen = setup(Told(), federation((13, 21, 5)), rounds=3, optimizer=OptimizerConfig(lr=0.1, schedule=schedule))
     rates = chosen.scheduled_rates(1, Stage(lr=0.3), Clock(1, 3), "batches")
     assert rates["own"].tolist() == pytest.approx((3 * rates["plain"]).tolist())
     assert not chosen.scheduled_rates(1, Stage(optimizer=OptimizerConfig()), Clock(1, 3), "batches")
     plain = simulate(chosen)
-    for engine in ENGINES.values():
-        assert gap(plain.server, simulate(chosen, engine(chosen)).server) < 1e-9
+    assert gap(plain.server, simulate(chosen, ENGINES[engine](chosen)).server) < 1e-9
     if schedule.by == "round":
         assert chosen.client(1, {}, {}, Clock(0, 3)).lr == pytest.approx(0.05), "the warm-up's first round"
 
@@ -300,6 +300,7 @@ def test_a_schedule_that_the_run_is_too_short_for_is_told(tmp_path: Path, caplog
     ]
 
 
+@pytest.mark.slow
 def test_torch_s_compiler_is_not_imported_for_it() -> None:
     """Its import takes seconds, in every worker process."""
     code = (

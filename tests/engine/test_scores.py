@@ -30,6 +30,7 @@ from fedbench.runs.building import build
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import execute
 from tests.engine.toys import trainers
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, gap, setup, simulate
 
 
@@ -68,7 +69,7 @@ def test_the_common_model_is_scored_once_on_the_global_set() -> None:
     assert "common" not in simulate(chosen).history.last.tallies, "a body alone is no model"
 
 
-@pytest.mark.parametrize("sets", ["validation", "both"])
+@pytest.mark.parametrize("sets", sampled(["validation", "both"], every=2))
 def test_test_samples_are_read_never_or_once(sets: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a trial only the validation samples are looked at; of a final run the test sets after the last round."""
     looked: list[str] = []
@@ -153,8 +154,8 @@ def test_absent_clients_keep_the_score_of_their_latest_training() -> None:
         assert list(zip(tally.correct.tolist(), tally.total.tolist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize("score", ["trained", "both"])
-@pytest.mark.parametrize("method", [FedAvg(private=("@head",)), Ditto()])
+@pytest.mark.parametrize("score", sampled(["trained", "both"], every=2))
+@pytest.mark.parametrize("method", sampled([FedAvg(private=("@head",)), Ditto()], every=2))
 def test_the_latest_trained_model_counts_whichever_round_it_was_trained_in(method: Method, score: str) -> None:
     """So what a round reports does not depend on how often rounds are scored; the last cohort alone is two of five."""
     options: dict[str, Any] = {"rounds": 7, "cohort": 2, "score": score, "optimizer": OptimizerConfig(lr=0.5)}
@@ -205,7 +206,7 @@ def without_tests(empty: Sequence[int]) -> Federation:
     return data
 
 
-@pytest.mark.parametrize("empty", [[0, 3], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("empty", sampled([[0, 3], [0, 1, 2, 3, 4]], every=2))
 def test_clients_without_test_samples_train_but_do_not_count(empty: list[int]) -> None:
     chosen = setup(Ditto(), without_tests(empty))
     full = simulate(setup(Ditto()))

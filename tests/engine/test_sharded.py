@@ -34,6 +34,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.per_kind import PerKind
 from fedbench.runs.building import build
 from fedbench.runs.config import resolve
+from tests.helpers.tiers import sampled
 
 LOOPED = HardwareConfig(engine="looped", device="cpu")
 
@@ -122,7 +123,7 @@ def actors(count: int) -> HardwareConfig:
     return HardwareConfig(engine="ray", device="cpu", workers=count)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "scaffold"])
+@pytest.mark.parametrize("method", sampled(["fedavg", "ditto", "scaffold"], every=3))
 def test_any_number_of_actors_gives_what_one_process_gives(ray: Ray, method: str) -> None:
     setup = setup_of(method, "protocol.score=both", "protocol.report=best_test")
     alone, _ = trained(setup, LOOPED)
@@ -136,6 +137,7 @@ def test_the_state_of_an_optimiser_that_is_kept_stays_with_its_client(ray: Ray) 
     assert equal(trained(setup, LOOPED)[0], trained(setup, actors(2))[0])
 
 
+@pytest.mark.slow
 def test_clients_of_several_kinds(ray: Ray) -> None:
     setup = build(
         resolve(
@@ -235,11 +237,11 @@ CARDS, CORES = {"GPU": 2.0, "CPU": 8.0}, {"CPU": 3.0}
 
 @pytest.mark.parametrize(
     ("there", "device", "workers", "count"),
-    [
+    sampled([
         (CARDS, "auto", 0, 2), (CARDS, "cuda", 2, 2), (CARDS, "auto", 1, 1), (CARDS, "auto", 3, None),
         (CARDS, "cpu", 0, 4), (CARDS, "cpu", 3, 3), (CORES, "auto", 0, 3), (CORES, "auto", 9, 4), ({}, "auto", 0, 1),
         (CORES, "cuda", 1, None), (CORES, "cpu", 0, 3),
-    ],
+    ], every=3),
 )  # fmt: skip
 def test_how_many_actors_begin_and_on_what(
     there: dict[str, float], device: str, workers: int, count: int | None, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import MLP
 from fedbench.testing.checks import equal, everything
 from tests.helpers import pair
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, gap, initial, setup, simulate
 
 SIZES = (9, 13, 8, 21, 5, 7, 12)  # the last two are unseen
@@ -81,7 +82,7 @@ def tuned(whole: Setup, model: Tree, client: int, epochs: int, moves: tuple[str,
     return work
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfomo", "kmeans", "pfedhn"])
+@pytest.mark.parametrize("name", sampled(["fedavg", "fedper", "fedfomo", "kmeans", "pfedhn"], every=3))
 def test_to_the_run_they_do_not_exist(name: str) -> None:
     """Its state is, to the bit, that of a federation without them."""
     whole, ids = whole_of(name), list(range(5))
@@ -108,19 +109,22 @@ def test_scores_are_those_of_a_loop_by_hand(name: str, moves: tuple[str, ...]) -
 
 @pytest.mark.parametrize(
     ("name", "note"),
-    [
-        ("fedavg", ""),
-        ("scaffold", ""),  # its clients keep something, which starts at zero, but no part of a model
-        ("fedbabu", ""),  # whose head no client trains in rounds
-        ("per_kind", ""),  # the server has a row for each client, which is right from the beginning
-        ("local", f"as received the model {ROWS}"),
-        ("pfedhn", f"as received the model {ROWS}"),
-        ("fedper", f"as received head.bias, head.weight {ROWS}"),
-        ("fedap", PLACE),
-        ("kmeans", PLACE),  # which of its clusters is a new client's nobody can say
-        ("fesem", PLACE),
-        ("feddbe", f"as received bias {ROWS}; without mean, which others were given in the preparation"),
-    ],
+    sampled(
+        [
+            ("fedavg", ""),
+            ("scaffold", ""),  # its clients keep something, which starts at zero, but no part of a model
+            ("fedbabu", ""),  # whose head no client trains in rounds
+            ("per_kind", ""),  # the server has a row for each client, which is right from the beginning
+            ("local", f"as received the model {ROWS}"),
+            ("pfedhn", f"as received the model {ROWS}"),
+            ("fedper", f"as received head.bias, head.weight {ROWS}"),
+            ("fedap", PLACE),
+            ("kmeans", PLACE),  # which of its clusters is a new client's nobody can say
+            ("fesem", PLACE),
+            ("feddbe", f"as received bias {ROWS}; without mean, which others were given in the preparation"),
+        ],
+        every=4,
+    ),
 )
 def test_a_method_that_has_nothing_says_so(name: str, note: str) -> None:
     """What is made of a client's own rows is not scored, the adaptation from there is."""
@@ -294,6 +298,7 @@ def test_more_than_can_be_spared_are_refused_before_training(options: list[str],
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.slow
 def test_a_run_has_them_in_its_row_and_its_counts(tmp_path: Path) -> None:
     runs = str(tmp_path / "runs")
     plain = fedbench.run("method=fedavg", *SHORT, runs_dir=runs)

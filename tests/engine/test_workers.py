@@ -143,6 +143,7 @@ def test_after_a_failure_nothing_is_left_over_for_the_next_call() -> None:
         assert torch.equal(written[name], leaf), "a process of the failed call was still writing"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_processes() -> None:
     chosen = dataclasses.replace(setup(), method=Fated())
     model = trees.expand(chosen.task.init(torch.Generator().manual_seed(0)), 5)

@@ -15,5 +15,14 @@ def tiered(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     return [case if case in quick else _slow(case) for case in listed]
 
 
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """`cases` that are much alike, for pytest.mark.parametrize: the first and then one in `every` always run."""
+    return [_slow(case) if number % every else case for number, case in enumerate(cases)]
+
+
 def _slow(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+    values, marks = (case.values, case.marks) if hasattr(case, "marks") else (case, ())
+    name = getattr(case, "id", None)
+    return pytest.param(
+        *(values if isinstance(values, tuple) else (values,)), marks=[*marks, pytest.mark.slow], id=name
+    )

@@ -42,11 +42,12 @@ def trained(*overrides: str) -> tuple[float, list[int]]:
     return float((tally.correct / tally.total).mean()), groups.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     tiered(
         ["local", "finetune", "fedper", "fedbabu", "ditto", "pfedsim", "fedproto", "knnper"],
-        quick=["fedper", "pfedsim"],
+        quick=["fedper"],
     ),
 )
 def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -> None:
@@ -54,6 +55,7 @@ def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -
     assert trained(*SKEWED, f"method={method}")[0] > fedavg + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "method", "count"),
     tiered(
@@ -66,7 +68,7 @@ def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -
             (LABEL, "ifca", 2),
             (LABEL, "fedcollab", 2),  # two types differ by one label of four: near enough for so few samples
         ],
-        quick=[(LABEL, "fedcollab", 2)],
+        quick=[(LABEL, "kmeans", 4)],
     ),
 )
 def test_planted_groups_are_found(shift: tuple[str, ...], method: str, count: int) -> None:

@@ -37,6 +37,7 @@ from fedbench.methods.local import Local
 from fedbench.methods.oracle import Oracle
 from fedbench.methods.parts import clustered
 from fedbench.methods.parts.clustered import weight_vectors
+from tests.helpers.tiers import sampled
 from tests.methods.toys import (
     FOUR,
     adapted,
@@ -57,7 +58,9 @@ PLANTED = [0, 1, 0, 1, 1, 0]
 # ---- limits
 
 
-@pytest.mark.parametrize("method", [IFCA(k=1), KMeans(k=1, pretrain_rounds=2), FeSEM(k=1), CFL(eps1=0.0), Oracle()])
+@pytest.mark.parametrize(
+    "method", sampled([IFCA(k=1), KMeans(k=1, pretrain_rounds=2), FeSEM(k=1), CFL(eps1=0.0), Oracle()], every=3)
+)
 def test_one_cluster_is_fedavg(method: Method) -> None:
     options = {"cohort": 0.75}
     chosen, state = run(method, **options)
@@ -105,9 +108,10 @@ def groups(chosen: Setup, state: State) -> list[int]:
     return [int(x) for x in torch.unique(given, dim=0, return_inverse=True)[1]]
 
 
-@pytest.mark.parametrize("data", [disjoint, permuted])
+@pytest.mark.parametrize("data", sampled([disjoint, permuted], every=2))
 @pytest.mark.parametrize(
-    "method", [IFCA(k=2), KMeans(k=2), FeSEM(k=2, pretrain_rounds=3), CFL(eps1=0.3, eps2=0.3, gamma_max=0.6)]
+    "method",
+    sampled([IFCA(k=2), KMeans(k=2), FeSEM(k=2, pretrain_rounds=3), CFL(eps1=0.3, eps2=0.3, gamma_max=0.6)], every=2),
 )
 def test_planted_groups_are_found(method: Method, data: Any) -> None:
     chosen, state = run(method, data(), rounds=10, epochs=2, optimizer=OptimizerConfig(lr=0.1))
@@ -151,6 +155,7 @@ def test_random_centres_are_a_random_first_assignment_that_costs_nothing() -> No
     assert totals[1] == 4 * totals[0]
 
 
+@pytest.mark.slow
 def test_centres_drawn_apart_keep_their_first_clients() -> None:
     """The models that IFCA starts from, and nobody ever leaves; centres that start alike do lose clients."""
     options: dict[str, Any] = {"rounds": 8, "optimizer": OptimizerConfig(lr=0.05)}
@@ -336,7 +341,10 @@ class Pairs(FedCollab):
 
 @pytest.mark.parametrize(
     ("base", "outer"),
-    [*((base, outer) for base in BASES for outer in ("oracle", "fedcollab")), *((base, "oracle") for base in MIXING)],
+    [
+        *sampled([(base, outer) for base in BASES for outer in ("oracle", "fedcollab")], every=3),
+        *((base, "oracle") for base in MIXING),
+    ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_a_coalition_is_the_base_on_its_members(base: dict[str, Any], outer: str) -> None:
@@ -381,7 +389,7 @@ def collaboration(base: dict[str, Any], **options: Any) -> tuple[Tensor | None, 
     return found, expected
 
 
-@pytest.mark.parametrize("base", ["pfedgraph", "fedsac", "fedamp", "fedfomo", "fedrema", "pfedsim"])
+@pytest.mark.parametrize("base", sampled(["pfedgraph", "fedsac", "fedamp", "fedfomo", "fedrema", "pfedsim"], every=3))
 def test_who_shares_is_as_the_base_says_within_each_coalition(base: str) -> None:
     found, expected = collaboration({"name": base})
     assert found is not None
@@ -437,7 +445,7 @@ def inertia(points: np.ndarray, labels: np.ndarray) -> float:
     return sum(float(((own := points[labels == k]) - own.mean(0)).__pow__(2).sum()) for k in set(labels))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", sampled(range(5), every=3))
 def test_kmeans_is_as_good_as_scikit_learn(seed: int) -> None:
     generator = np.random.default_rng(seed)
     points = generator.normal(size=(40, 3)) + 2 * generator.integers(0, 3, (40, 1))

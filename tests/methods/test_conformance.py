@@ -1,7 +1,7 @@
 """Every YAML under conf/method keeps the promises of fedbench.testing: a new method is covered by being there.
 
-All checks run on one preset a method. On twins and on the authors' variants `make test` runs the two that other
-settings may break, `make test-full` all checks on every variant.
+`make test` runs on one preset of every method the checks that say most for their time, and all checks on a few methods;
+`make test-full` runs all on every preset.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
 from fedbench.methods.scaffold import Scaffold
 from fedbench.models.small import LeNet5
-from fedbench.testing import CHECKS, ESSENTIAL, parametrize_with_checks
+from fedbench.testing import CHECKS, ESSENTIAL, checks, parametrize_with_checks
 from fedbench.testing.toys import federation, gap, setup, simulate
+from tests.helpers.tiers import sampled
 
 FILES = sorted((groups.conf_dir() / "method").glob("*.yaml"))
 
@@ -43,8 +44,18 @@ def name_in(preset: str) -> str:
 
 PRESETS = [file.stem for file in FILES if file.stem in METHODS]
 VARIANTS = [file.stem for file in FILES if file.stem not in METHODS]
-TWINS = ["fedadagrad", "fedrc", "fedyogi", "floco", "floco_plus"]  # they differ from another method in few lines
-AUTHORS = [variant for variant in VARIANTS if variant.endswith("_code")]
+FEW = ["ditto", "fedavg", "ifca", "scaffold"]  # of each kind of machinery
+# They differ from another method in few lines.
+TWINS = ["fedadagrad", "fedrc", "fedsac_multimodal", "fedyogi", "floco", "floco_plus", "sosicfl_plus"]
+FIRST = [
+    *ESSENTIAL,
+    checks.check_is_a_documented_value,
+    checks.check_client_hooks_leave_their_arguments_alone,
+    checks.check_a_client_is_sent_the_same_in_whatever_company,
+    checks.check_trees_keep_their_names_shapes_and_precision,
+    checks.check_collaboration_is_row_stochastic,
+]
+REST = [check for check in CHECKS if check not in FIRST]
 
 
 def test_every_method_has_a_preset_of_its_name_and_every_variant_a_method() -> None:
@@ -53,36 +64,25 @@ def test_every_method_has_a_preset_of_its_name_and_every_variant_a_method() -> N
     assert {name_in(variant) for variant in VARIANTS} <= set(METHODS)
 
 
-@parametrize_with_checks([preset for preset in PRESETS if preset not in TWINS])
+@parametrize_with_checks([preset for preset in PRESETS if preset not in TWINS], FIRST)
 def test_method(check: Callable[[], None]) -> None:
     check()
 
 
-@parametrize_with_checks(TWINS, ESSENTIAL)
-def test_twin(check: Callable[[], None]) -> None:
+@parametrize_with_checks(FEW, REST)
+def test_method_in_full(check: Callable[[], None]) -> None:
     check()
 
 
 @pytest.mark.slow
-@parametrize_with_checks(TWINS, [check for check in CHECKS if check not in ESSENTIAL])
-def test_twin_in_full(check: Callable[[], None]) -> None:
-    check()
-
-
-@parametrize_with_checks(AUTHORS, ESSENTIAL)
-def test_variant(check: Callable[[], None]) -> None:
+@parametrize_with_checks([preset for preset in PRESETS if preset not in (*FEW, *TWINS)], REST)
+def test_other_method_in_full(check: Callable[[], None]) -> None:
     check()
 
 
 @pytest.mark.slow
-@parametrize_with_checks([variant for variant in VARIANTS if variant not in AUTHORS], ESSENTIAL)
-def test_other_variant(check: Callable[[], None]) -> None:
-    check()
-
-
-@pytest.mark.slow
-@parametrize_with_checks(VARIANTS, [check for check in CHECKS if check not in ESSENTIAL])
-def test_variant_in_full(check: Callable[[], None]) -> None:
+@parametrize_with_checks([*TWINS, *VARIANTS])
+def test_twin_or_variant(check: Callable[[], None]) -> None:
     check()
 
 
@@ -101,7 +101,7 @@ OPTIONS = [  # that no preset shows
 ]
 
 
-@pytest.mark.parametrize("method", OPTIONS, ids=repr)
+@pytest.mark.parametrize("method", sampled(OPTIONS, every=6), ids=repr)
 def test_options_are_the_same_stacked(method: Method) -> None:
     """Clients of one, two and five steps, of whom two train at once; batch normalisation knows who is padded."""
 

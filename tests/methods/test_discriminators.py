@@ -13,6 +13,7 @@ from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import distances
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
+from tests.helpers.tiers import sampled
 from tests.methods.literal import L, Literal, federation, literal_accuracy, literal_round
 
 FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
@@ -20,7 +21,7 @@ FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
 
 @pytest.mark.parametrize(
     ("d", "m", "batch", "reduced"),
-    [(60, 5, 32, True), (60, 16, 8, True), (12, 9, 32, False), (12, 20, 8, False)],
+    sampled([(60, 5, 32, True), (60, 16, 8, True), (12, 9, 32, False), (12, 20, 8, False)], every=2),
 )
 def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, reduced: bool) -> None:
     x, y, clients = federation([50, 60, 70], d)
@@ -54,7 +55,7 @@ def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, redu
         assert scores[p] == pytest.approx(literal_accuracy(models[p], (valid[i], valid[j]), x, y))
 
 
-@pytest.mark.parametrize("report", ["last", "best"])
+@pytest.mark.parametrize("report", sampled(["last", "best"], every=2))
 def test_distances_are_the_literal_loops(report: str) -> None:
     x, y, clients = federation([14, 15, 40], d=70)
     config = dataclasses.replace(FAST, report=report, patience=3, rounds=60)
@@ -106,7 +107,7 @@ def test_concept_shift_shows_only_through_the_label() -> None:
     assert train_discriminators(x, y, 2, clients, blind, 0).matrix[0, 1] < 0.2
 
 
-@pytest.mark.parametrize("d", [12, 200])
+@pytest.mark.parametrize("d", sampled([12, 200], every=2))
 def test_chunks_and_pair_subsets_change_nothing(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, clients = federation([30, 90, 20, 100, 60], d)
     config = dataclasses.replace(FAST, report="best", patience=2, batch=8)

@@ -22,6 +22,7 @@ from fedbench.methods.fedcollab import distances, fedcollab, solver
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Patience, train_discriminators
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.parts.clustered import size_weights
+from tests.helpers.tiers import sampled
 from tests.methods.games import by_loops, instance, partitions, planted
 from tests.methods.toys import federation, setup
 
@@ -93,7 +94,7 @@ def test_matrix_is_eq_9() -> None:
     np.testing.assert_allclose(size_weights(np.arange(30) % 7, n).sum(1), 1)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", sampled([True, False], every=2))
 def test_restarts_find_the_optimum_over_all_partitions(symmetric: bool) -> None:
     found = 0
     for seed in range(20):
@@ -117,7 +118,7 @@ def best_of_8(n: np.ndarray, D: np.ndarray, C: float) -> float:
     return float(values.min())
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", sampled([True, False], every=2))
 def test_incremental_scores_are_the_definition(symmetric: bool) -> None:
     n, D = instance(5, 25, symmetric)
     search = solver._Search(n.astype(float), D, 10.0, 3)

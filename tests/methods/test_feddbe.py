@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
+
 from fedbench.config.schema import LocalConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -32,6 +34,7 @@ class Unbiased(FedDBE):
         return {name: leaf for name, leaf in super().step(work, client, batch).items() if name != "bias"}
 
 
+@pytest.mark.slow
 def test_without_bias_and_pull_feddbe_is_fedavg() -> None:
     fedavg = simulate(setup(FedAvg(), rounds=3, cohort=0.8)).server
     assert close(simulate(setup(Unbiased(kappa=0.0), rounds=3, cohort=0.8)).server, fedavg)

@@ -96,6 +96,7 @@ def first_share(method: Method, data: Federation) -> Tensor:
     return run(method, data, rounds=20, epochs=None, iterations=10, eval_every=99)[1].memory["pi"][:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedEM(components=2), pytest.param(FedRC(components=2), marks=pytest.mark.slow)])
 def test_concepts_are_told_apart(method: Method) -> None:
     shares = first_share(method, permuted())

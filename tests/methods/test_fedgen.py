@@ -54,6 +54,7 @@ def test_fit_is_torch_optim(config: OptimizerConfig) -> None:
 # ---- FedGen
 
 
+@pytest.mark.slow
 def test_the_generator_learns_what_the_classifiers_know() -> None:
     """Features of label y come to be classified as y by the clients' classifiers."""
     method = FedGen(steps=300, lr=0.01, diversity=0.0)

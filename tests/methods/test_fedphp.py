@@ -41,6 +41,7 @@ def served(method: FedPHP, **options: Any) -> Tree:
     return {name: leaf for name, leaf in state.server.items() if name != "share"}
 
 
+@pytest.mark.slow
 def test_without_transfer_the_server_is_fedavgs() -> None:
     fedavg = simulate(setup(FedAvg(), rounds=3, cohort=0.8)).server
     assert close(served(FedPHP(lam=0.0), rounds=3, cohort=0.8), fedavg)

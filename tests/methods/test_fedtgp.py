@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from fedbench.core import rng, trees
@@ -42,6 +43,7 @@ def test_two_classes_alike_do_not_stop_the_server() -> None:
     assert bool(slope.isfinite().all())
 
 
+@pytest.mark.slow
 def test_many_epochs_bring_each_prototype_nearest_to_its_own_class() -> None:
     """Three clients whose prototypes of class j lie around 3 times the j-th axis; class 3 is nobody's."""
     method = FedTGP(epochs=300, lr=0.05, batch=2)

@@ -23,6 +23,7 @@ from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
 from fedbench.methods.scaffold import Scaffold
 from fedbench.models.small import LeNet5
+from tests.helpers.tiers import sampled
 from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, bias, counted, minima, quadratic
 from tests.methods.toys import (
     adapted,
@@ -151,6 +152,7 @@ def test_momentum_that_goes_on_from_the_last_round_is_refused_where_it_would_be_
     assert float(accumulation(torch.tensor(3.0), OptimizerConfig(lr=0.1, state="kept"), name)) == 3
 
 
+@pytest.mark.slow
 def test_fednovas_fixed_point_is_the_objectives_and_fedavgs_is_not() -> None:
     """Equal curvature, lr eta: client k contracts by (1 - eta)^tau_k, so that FedNova weighs e_k by
     p_k (1 - (1 - eta)^tau_k) / tau_k, which tends to p_k with eta; FedAvg without the division."""
@@ -170,7 +172,8 @@ def test_fednovas_fixed_point_is_the_objectives_and_fedavgs_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "weighted", "cohort"), [(1, False, 1.0), (2, False, 1.0), (2, True, 1.0), (2, False, 2)]
+    ("option", "weighted", "cohort"),
+    sampled([(1, False, 1.0), (2, False, 1.0), (2, True, 1.0), (2, False, 2)], every=4),
 )
 def test_scaffolds_fixed_point_is_the_objectives(option: int, weighted: bool, cohort: float) -> None:
     method = Scaffold(option=option, weighted=weighted)
@@ -189,7 +192,7 @@ def test_scaffolds_first_round_is_fedavg() -> None:
         Scaffold(option=3)
 
 
-@pytest.mark.parametrize(("weighted", "cohort"), [(False, 1.0), (True, 1.0), (False, 2)])
+@pytest.mark.parametrize(("weighted", "cohort"), sampled([(False, 1.0), (True, 1.0), (False, 2)], every=3))
 def test_feddyns_fixed_point_is_the_objectives(weighted: bool, cohort: float) -> None:
     options: dict[str, Any] = {"rounds": 70, "epochs": 3, "optimizer": ONE, "cohort": cohort}
     chosen = quadratic(FedDyn(alpha=1.0, weighted=weighted), UNEQUAL, POINTS, CURVED, **options)

@@ -26,6 +26,7 @@ from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.moon import Moon
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.small import MLP, LeNet5
+from tests.helpers.tiers import sampled
 from tests.methods.toys import (
     close,
     federation,
@@ -110,7 +111,7 @@ def test_selectors_and_features_agree(split: str, stage: str, width: int) -> Non
     assert torch.equal(task.head(only_head, z), task.apply(model, x))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", sampled(METHODS, every=6), ids=lambda method: type(method).__name__)
 def test_every_method_obeys(method: Method) -> None:
     last, linear = final(method, "last"), final(method, "linear")
     shared = set(last) & set(linear)

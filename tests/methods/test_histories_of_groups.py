@@ -27,6 +27,7 @@ from fedbench.methods.per_kind import PerKind
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import ToyMeter
 from tests.helpers.pair import KIND, pair, trainer
+from tests.helpers.tiers import sampled
 from tests.methods.games import by_loops, partitions
 from tests.methods.literal import Literal, literal_accuracy, literal_round
 from tests.methods.test_histories import LR, SIZES, average, loss_on, played, same, stacked
@@ -138,7 +139,7 @@ def coalition_rounds(chosen: Setup, found: list[Any], before: list[set[int]], af
         same(each.scored, stacked([models[scored[k]] for k in FOUR]))
 
 
-@pytest.mark.parametrize("angle", ["columns", "signed", "principal"])
+@pytest.mark.parametrize("angle", sampled(["columns", "signed", "principal"], every=2))
 @pytest.mark.parametrize("linkage", ["average", "maximum", "minimum"])
 def test_rounds_of_pacfl(angle: str, linkage: str) -> None:
     """Angles of the classes' two leading directions by loops, merged by loops; bases are sent once."""
@@ -171,7 +172,7 @@ def test_rounds_of_pacfl(angle: str, linkage: str) -> None:
         coalition_rounds(chosen, found, numbered, numbered)
 
 
-@pytest.mark.parametrize("blind", [{}, {"quantities": False}, {"distances": False}])
+@pytest.mark.parametrize("blind", sampled([{}, {"quantities": False}, {"distances": False}], every=3))
 def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
     """Distances by loops on batches of all, coalitions the best of all partitions; client 2 joins after two rounds."""
     config, C = DiscriminatorConfig(hidden=6, rounds=30, lr=0.5, batch=2), 3.0

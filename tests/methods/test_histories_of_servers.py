@@ -66,6 +66,7 @@ from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import ToyMeter
 from tests.helpers.pair import KIND, pair, personal, trainer
+from tests.helpers.tiers import sampled
 from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, attraction, bias, counted, local_steps, minima, quadratic
 from tests.methods.test_histories import (
     LR,
@@ -118,7 +119,7 @@ def joined(**parts: Tree) -> Tree:
 # ---- control variates and drifts
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", sampled([0.0, 0.5], every=2))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("option", [1, 2])
 def test_rounds_of_scaffold(option: int, weighted: bool, momentum: float) -> None:
@@ -792,11 +793,14 @@ def test_rounds_of_fedfomo(baseline: str) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [
-        SosicFL(samples=1, rho=0.9),
-        SosicFL(samples=2, simplex=("*",)),
-        SosicFLPlus(samples=2, lam=0.6, personal_samples=1),
-    ],
+    sampled(
+        [
+            SosicFL(samples=1, rho=0.9),
+            SosicFL(samples=2, simplex=("*",)),
+            SosicFLPlus(samples=2, lam=0.6, personal_samples=1),
+        ],
+        every=2,
+    ),
 )
 def test_rounds_of_sosicfl(method: SosicFL) -> None:
     """Two steps a round on endpoints at drawn alphas, one alpha used in turn; scored in the middle of the subregion."""

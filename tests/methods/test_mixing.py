@@ -26,6 +26,7 @@ from fedbench.methods.fedfomo import FedFomo
 from fedbench.methods.local import Local
 from fedbench.methods.parts import mixing, simplex
 from fedbench.methods.parts.mixing import Mixing, cosines
+from tests.helpers.tiers import sampled
 from tests.methods.toys import (
     FOUR,
     close,
@@ -38,7 +39,7 @@ from tests.methods.toys import (
 )
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 30])
+@pytest.mark.parametrize("count", sampled([1, 2, 5, 30], every=2))
 def test_the_closed_form_is_the_solvers(count: int) -> None:
     """FedSaC's and pFedGraph's row problem for random p, S and C, with and without a choice of collaborators."""
     generator = torch.Generator().manual_seed(count)

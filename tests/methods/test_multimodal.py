@@ -20,6 +20,7 @@ from fedbench.methods.fedsac import FedSaC, MultimodalFedSaC
 from fedbench.methods.parts import features, mixing
 from fedbench.methods.per_kind import PerKind
 from tests.helpers.pair import KIND, apart, pair, personal, simulate, trainer
+from tests.helpers.tiers import sampled
 from tests.methods import toys
 from tests.methods.toys import close
 
@@ -38,13 +39,13 @@ CODE: dict[str, Any] = {
 # ---- multimodal FedSaC
 
 
-@pytest.mark.parametrize("fields", [TEXT, CODE], ids=["text", "code"])
+@pytest.mark.parametrize("fields", sampled([TEXT, CODE], every=2), ids=["text", "code"])
 def test_with_one_modality_it_is_fedsac(fields: dict[str, Any]) -> None:
     ours, plain = (toys.setup(cls(**fields), rounds=3) for cls in (MultimodalFedSaC, FedSaC))
     assert close(toys.models(ours, toys.simulate(ours)), toys.models(plain, toys.simulate(plain)))
 
 
-@pytest.mark.parametrize("fields", [TEXT, CODE], ids=["text", "code"])
+@pytest.mark.parametrize("fields", sampled([TEXT, CODE], every=2), ids=["text", "code"])
 def test_without_weights_across_it_is_fedsac_inside_each_modality(fields: dict[str, Any]) -> None:
     ours = pair(MultimodalFedSaC(heads="apart", **fields))
     inside = pair(PerKind(base=FedSaC(**fields)))
@@ -134,7 +135,7 @@ def few() -> Federation:
     return toys.federation((5, 13, 8))
 
 
-@pytest.mark.parametrize("base", ["fedavg", "ditto", "pfedgraph"])
+@pytest.mark.parametrize("base", sampled(["fedavg", "ditto", "pfedgraph"], every=3))
 def test_a_kind_goes_on_as_if_it_were_alone(base: str) -> None:
     chosen = pair(PerKind(base={"name": base}))
     found = personal(chosen, simulate(chosen))

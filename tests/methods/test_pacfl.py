@@ -15,12 +15,13 @@ from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.pacfl import PACFL, directions, groups, smallest_angle
+from tests.helpers.tiers import sampled
 from tests.methods.toys import close, models, run, same_groups, setup
 
 ANGLES = ("columns", "signed", "principal")
 
 
-@pytest.mark.parametrize("angle", ANGLES)
+@pytest.mark.parametrize("angle", sampled(ANGLES, every=3))
 def test_beyond_every_angle_it_is_fedavg_and_below_none_local(angle: str) -> None:
     chosen, state = run(PACFL(threshold=180.0, angle=angle), cohort=0.75)
     assert close(models(chosen, state), trees.expand(run(FedAvg(), cohort=0.75)[1].server, 4))

@@ -18,6 +18,7 @@ from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.local import Local
 from fedbench.models.small import LeNet5
+from tests.helpers.tiers import sampled
 from tests.methods.toys import (
     ONE_STEP,
     adapted,
@@ -37,7 +38,7 @@ from tests.methods.toys import (
 # ---- who owns what
 
 
-@pytest.mark.parametrize("method", [FedPer, LGFedAvg, FedBN])
+@pytest.mark.parametrize("method", sampled([FedPer, LGFedAvg, FedBN], every=3))
 def test_sharing_all_is_fedavg_and_nothing_is_local(method: type[FedAvg]) -> None:
     everything, nothing = setup(method(private=()), cohort=0.8), setup(method(private=("*",)), cohort=0.8)
     assert close(simulate(everything).server, simulate(setup(FedAvg(), cohort=0.8)).server, 0)

@@ -46,6 +46,7 @@ from fedbench.models.small import LeNet5
 from fedbench.testing.toys import ToyMeter, with_settings
 from tests.helpers.pair import KIND, NETWORKS, pair
 from tests.helpers.pair import simulate as pair_simulate
+from tests.helpers.tiers import sampled
 from tests.methods.literal import L
 from tests.methods.literal import federation as labelled
 from tests.methods.toys import features, federation, initial, logits, setup, simulate
@@ -77,7 +78,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", sorted({*DOUBLE, *KEPT, "fedavg", "fedap"}))
+@pytest.mark.parametrize("name", sampled(sorted({*DOUBLE, *KEPT, "fedavg", "fedap"}), every=3))
 def test_what_is_in_double_precision_and_what_is_kept_with_a_run(name: str) -> None:
     method = METHODS.build({"name": name, **({"relative": True} if name == "cfl" else {})})
     method = with_settings(method, method.conformance.settings)
@@ -548,6 +549,7 @@ def times_moved(method: Method) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_step_moves_running_statistics_once() -> None:
     """Passes in training mode are those of the steps: not of what is received, compared, measured or sent."""
     whole = times_moved(METHODS.build({"name": "fedavg"}))
@@ -590,6 +592,7 @@ STAYS = {  # leaves of local work that no step of a first round moves, so that n
 }
 
 
+@pytest.mark.slow
 def test_decay_takes_once_of_what_is_trained_and_nothing_of_what_stays() -> None:
     """One batch at next to no rate: what an optimiser has is a tenth smaller, whatever its gradient."""
     still = OptimizerConfig(lr=1e-12, weight_decay=1e11)

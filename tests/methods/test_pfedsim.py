@@ -9,6 +9,7 @@ from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.testing.checks import equal, everything
+from tests.helpers.tiers import sampled
 from tests.methods.toys import FOUR, federation, models, normalised, setup, simulate, steps
 
 
@@ -16,7 +17,7 @@ def test_generalisation_lasts_the_floor_of_rho_t_rounds() -> None:
     assert [PFedSim(rho=0.5).warm(Clock(t, 5)) for t in range(5)] == [True, True, False, False, False]
 
 
-@pytest.mark.parametrize("scored", ["mixed", "own"])
+@pytest.mark.parametrize("scored", sampled(["mixed", "own"], every=2))
 def test_its_generalisation_is_that_of_any_rho_to_the_bit(scored: str) -> None:
     """Models, memory, scores after every round and bytes, but for the last such round, which scores mixtures."""
     for rho, rounds in ((0.5, 2), (0.9, 4), (1.0, 5)):

@@ -27,6 +27,7 @@ from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.papers import spec
 from fedbench.runs.config import canonical
+from tests.helpers.tiers import sampled
 from tests.methods.toys import FOUR, close, federation, gap, models, setup, simulate
 
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]
@@ -79,6 +80,7 @@ def test_the_code_has_one_bias_and_a_region_for_each_client() -> None:
     assert close(server["region/center"].sum(1), torch.ones(4, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_traffic_is_endpoints_and_a_region() -> None:
     chosen = setup(SosicFL(endpoints=3), federation(FOUR), rounds=1)
     state = simulate(chosen)
@@ -149,6 +151,7 @@ def planted_counts(shares: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.stack([rng.multinomial(500, share @ topics) for share in shares]).astype(float)
 
 
+@pytest.mark.slow
 def test_topics_are_the_planted_mixtures() -> None:
     shares = np.array([[1 - s, s] for s in np.linspace(0, 1, 21)])
     counts = planted_counts(shares)
@@ -160,6 +163,7 @@ def test_topics_are_the_planted_mixtures() -> None:
     np.testing.assert_array_equal(simplex.topics(counts[order], 2, seed=5), found[order])
 
 
+@pytest.mark.slow
 def test_clients_of_a_fold_lie_together() -> None:
     counts = planted_counts(np.array([[0.8, 0.2]] * 5 + [[0.2, 0.8]] * 5))
     labels, _ = simplex.cluster(simplex.topics(counts, 2, seed=0), 2, simplex.METRICS["hilbert"])
@@ -196,6 +200,7 @@ def test_heads_positions_are_the_projected_components_of_least_energy() -> None:
 # ---- regions
 
 
+@pytest.mark.slow
 def test_mean_distance_by_integrals() -> None:
     for corners in (2, 3, 5):  # E ||e_1 - alpha||_1 = 2 (1 - E alpha_1)
         assert simplex.mean_distance(np.eye(corners)) == pytest.approx(2 * (1 - 1 / corners), rel=1e-6)
@@ -216,7 +221,7 @@ REGIONS = [
 ]
 
 
-@pytest.mark.parametrize(("center", "radius"), REGIONS)
+@pytest.mark.parametrize(("center", "radius"), sampled(REGIONS, every=3))
 def test_draws_are_uniform_in_the_region(center: list[float], radius: float) -> None:
     """Against rejection from the whole simplex: each coordinate, the distance from the centre, second moments."""
     middle = np.array(center)
@@ -276,6 +281,7 @@ def test_before_it_every_client_draws_from_the_whole_simplex() -> None:
     assert float((alphas(simulation, late.server, 0) - center[0]).abs().sum(1).max()) <= radius < 0.35
 
 
+@pytest.mark.slow
 def test_until_it_comes_training_is_that_of_one_that_never_does() -> None:
     never, late = after(SosicFL(start_round=9), 3)[1], after(SosicFL(start_round=2), 3)[1]
     assert gap(trees.part(never.server, "endpoints"), trees.part(late.server, "endpoints")) > 1e-3
@@ -283,12 +289,14 @@ def test_until_it_comes_training_is_that_of_one_that_never_does() -> None:
     assert gap(trees.part(never.server, "endpoints"), trees.part(late.server, "endpoints")) == 0
 
 
+@pytest.mark.slow
 def test_labels_give_the_same_subregions_whenever_they_are_asked_for() -> None:
     early, late = after(SosicFL(), 0)[1], after(SosicFL(start_round=2), 2)[1]
     for name in ("region/center", "region/radius"):
         assert torch.equal(early.server[name], late.server[name])
 
 
+@pytest.mark.slow
 def test_heads_are_trained_from_the_endpoints_of_that_round() -> None:
     """The authors' project_clients at round tau: everyone trains the endpoints that the server then has."""
     method = SosicFL(endpoints=3, positions="trained", sampling="unprojected", rho=0.1, start_round=2)

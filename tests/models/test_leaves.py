@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import ConfigError
+from tests.helpers.tiers import sampled
 from tests.models.scratch import VISION, build
 
 K = 7
@@ -152,7 +153,7 @@ def test_where_the_body_ends_follows_one_setting(
         assert task.boundary == (stage if classifier == "linear" else "head")
 
 
-@pytest.mark.parametrize("name", VISION)
+@pytest.mark.parametrize("name", sampled(VISION, every=3))
 def test_a_first_convolution_for_other_channels_is_of_the_same_geometry(name: str) -> None:
     """Drawn from a normal of variance 2 / (values that a place of the input reaches), without a bias beside zero."""
     torch.manual_seed(0)

@@ -52,12 +52,14 @@ def test_random_layers_are_left_out() -> None:
     assert not any("Drop" in type(module).__name__ or "Stoch" in type(module).__name__ for module in net.modules())
 
 
+@pytest.mark.slow
 def test_the_first_convolution_fits_the_images() -> None:
     task = TorchvisionModel(architecture="resnet18").task((1, 32, 32), 3)
     check_input(task, 2)
     assert next(leaf for name, leaf in task.init(torch.Generator()).items() if "conv1" in name).shape[1] == 1
 
 
+@pytest.mark.slow
 def test_weights_of_a_file_fill_the_body(tmp_path: Path) -> None:
     file = tmp_path / "mine.pth"
     net = TorchvisionModel(architecture="mnasnet0_5").create(3, 1000)

@@ -26,7 +26,7 @@ from fedbench.models.layers import MaxPool2
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, Task, check_input
 from tests.helpers.plain import plain_fedavg
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import close, federation, gap, setup, simulate
 from tests.models.scratch import VISION, build
 
@@ -40,29 +40,33 @@ def weights(model: Model, shape: tuple[int, ...], classes: int) -> Tree:
 
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
-    [
-        # conv 3*16*25+16, 16*32*25+32, 32*64*9+64; 576*128+128; 128*10+10
-        ("simple_cnn", (3, 32, 32), 10, 1216 + 12832 + 18496 + 73856 + 1290),
-        ("cnn5", (3, 32, 32), 10, 896 + 18496 + 36928 + 65600 + 650),
-        ("fedrema_cnn", (1, 28, 28), 10, 832 + 51264 + 524800 + 5130),
-        (
-            "fedrema_alexnet",
-            (3, 32, 32),
-            10,
-            896 + 18496 + 73856 + 295168 + 590080 + (2304 * 1024 + 1024) + (1024 * 512 + 512) + 5130,
-        ),
-        ("cub_cnn", (3, 64, 64), 200, 896 + 18496 + 73856 + 295168 + 256 * 200 + 200),
-        ("resnet18", (3, 32, 32), 20, 11_186_772),
-        ("resnet18", (3, 224, 224), 1000, 11_689_512),  # torchvision's documentation
-        ("mobilenet_v2", (3, 64, 64), 1000, 3_504_872),
-        ("squeezenet", (3, 64, 64), 1000, 1_248_424),
-    ],
+    sampled(
+        [
+            # conv 3*16*25+16, 16*32*25+32, 32*64*9+64; 576*128+128; 128*10+10
+            ("simple_cnn", (3, 32, 32), 10, 1216 + 12832 + 18496 + 73856 + 1290),
+            ("cnn5", (3, 32, 32), 10, 896 + 18496 + 36928 + 65600 + 650),
+            ("fedrema_cnn", (1, 28, 28), 10, 832 + 51264 + 524800 + 5130),
+            (
+                "fedrema_alexnet",
+                (3, 32, 32),
+                10,
+                896 + 18496 + 73856 + 295168 + 590080 + (2304 * 1024 + 1024) + (1024 * 512 + 512) + 5130,
+            ),
+            ("cub_cnn", (3, 64, 64), 200, 896 + 18496 + 73856 + 295168 + 256 * 200 + 200),
+            ("resnet18", (3, 32, 32), 20, 11_186_772),
+            ("resnet18", (3, 224, 224), 1000, 11_689_512),  # torchvision's documentation
+            ("mobilenet_v2", (3, 64, 64), 1000, 3_504_872),
+            ("squeezenet", (3, 64, 64), 1000, 1_248_424),
+        ],
+        every=3,
+    ),
 )
 def test_parameter_counts(name: str, shape: tuple[int, int, int], classes: int, count: int) -> None:
     net = build(name).task(shape, classes).fresh()
     assert sum(leaf.numel() for leaf in net.parameters()) == count
 
 
+@pytest.mark.slow
 def test_fedcollab_counted_its_resnet_with_ten_classes() -> None:
     """Table 5 prints 11,181,642 for the model that classifies 20 coarse labels: its classifier had 10."""
     sizes = {k: sum(p.numel() for p in build("resnet18").task((3, 32, 32), k).fresh().parameters()) for k in (10, 20)}
@@ -173,7 +177,7 @@ WRITTEN_OUT = [
 WORDS = ("textcnn", "embedding")  # which read token numbers
 
 
-@pytest.mark.parametrize("forward", WRITTEN_OUT)
+@pytest.mark.parametrize("forward", sampled(WRITTEN_OUT, every=3))
 def test_networks_are_what_their_papers_say(forward) -> None:
     """Outputs and gradients; weights and statistics are drawn, so that each of them counts."""
     name = forward.__name__
@@ -214,8 +218,9 @@ def test_fedrema_s_classifier_is_every_linear_layer() -> None:
 # --- torchvision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "size"), [("resnet18", 32), ("mobilenet_v2", 32), ("squeezenet", 32), ("squeezenet", 64)]
+    ("name", "size"), sampled([("resnet18", 32), ("mobilenet_v2", 32), ("squeezenet", 32), ("squeezenet", 64)], every=2)
 )
 def test_torchvision_s_networks_are_the_same_functions(name: str, size: int) -> None:
     """With the same weights, in evaluation: their dropout is off there."""
@@ -245,7 +250,7 @@ def test_squeezenet_s_head_is_a_linear_classifier() -> None:
     torch.testing.assert_close(task.head(w, z), linear(z, w, "head.linear").relu())
 
 
-@pytest.mark.parametrize("name", VISION)
+@pytest.mark.parametrize("name", sampled(VISION, every=3))
 def test_the_first_convolution_takes_other_channels_from_scratch_only(name: str) -> None:
     task = build(name).task((1, 32, 32), 5)
     assert task.apply(task.init(torch.Generator()), torch.zeros(2, 1, 32, 32)).shape == (2, 5)
@@ -414,7 +419,7 @@ NETWORKS = [
 ]
 
 
-SMALL = [case for case in NETWORKS if case[0] not in ("resnet18", "mobilenet_v2")]
+SMALL = [case for case in NETWORKS if case[0] in ("simple_cnn", "textcnn", "cnn1d")]
 
 
 @pytest.mark.parametrize(("name", "shape"), tiered(NETWORKS, quick=SMALL))

@@ -14,6 +14,7 @@ from fedbench.core import rng
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.models import vision as weight_files
 from fedbench.runs.config import RunConfig, resolve
+from tests.helpers.tiers import sampled
 from tests.methods.toys import gap
 from tests.models.scratch import build
 
@@ -35,7 +36,8 @@ def imagenet(name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "stem"), [("resnet18", "conv1"), ("mobilenet_v2", "features.0.0"), ("squeezenet", "features.0")]
+    ("name", "stem"),
+    sampled([("squeezenet", "features.0"), ("resnet18", "conv1"), ("mobilenet_v2", "features.0.0")], every=3),
 )
 def test_weights_begin_everything_but_the_head(name: str, stem: str, hub: Path) -> None:
     state = imagenet(name)
@@ -68,6 +70,7 @@ def test_weights_begin_everything_but_the_head(name: str, stem: str, hub: Path) 
     assert gap(second, task.init(rng.torch_rng(1, "init"))) == 0  # leaves are copies
 
 
+@pytest.mark.slow
 def test_missing_weights_name_the_way_out(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("Network is unreachable")
@@ -84,7 +87,7 @@ def test_missing_weights_name_the_way_out(hub: Path, monkeypatch: pytest.MonkeyP
         _ = build("resnet18", pretrained=True, weights=str(hub / "none.pth")).label
 
 
-@pytest.mark.parametrize("content", ["garbage", "truncated", "other network", "no dict"])
+@pytest.mark.parametrize("content", sampled(["garbage", "truncated", "other network", "no dict"], every=4))
 def test_damaged_weights_are_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     if content == "garbage":

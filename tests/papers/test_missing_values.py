@@ -17,6 +17,7 @@ from fedbench.core.signals import Stopped
 from fedbench.papers import evidence, spec, store
 from fedbench.papers.execute import run_all
 from fedbench.papers.selection import Selection
+from tests.helpers.tiers import sampled
 
 CONTENT = {
     "name": "toy",
@@ -66,6 +67,7 @@ def test_columns_that_fit_come_by_values_an_hour_and_then_the_others() -> None:
     assert [each.selection.table for each in found] == ["best", "dear", "long", "slow"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_makes_what_published_values_lack_and_nothing_else(
     tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str]
@@ -116,7 +118,7 @@ SENT: list[tuple[int, int]] = []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("rings", [True, False])
+@pytest.mark.parametrize("rings", sampled([True, False], every=2))
 def test_a_run_is_a_row_as_soon_as_it_has_finished(
     tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch, clock: list[Clock], rings: bool
 ) -> None:

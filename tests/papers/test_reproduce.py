@@ -19,6 +19,7 @@ from fedbench.papers.selection import Selection
 from fedbench.papers.spec import MetricSpec
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
+from tests.helpers.tiers import sampled
 
 SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", "rows=Local,FedAvg", "jobs=1"]
 
@@ -155,22 +156,28 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["table=fedcolab_t1"], "fedcollab_t1"),
-        (["table=fedcollab_t1", "scale=quik"], "quick"),
-        (["table=fedcollab_t1", "rows=FedAgv"], "FedAvg"),
-        (["table=fedcollab_t1", "nonsense"], "KEY=VALUE"),
-        (["table=fedcollab_t1", "seeds=many"], "seeds"),
-        (["table=fedcollab_t1", "protocl.rounds=3"], "protocl"),
-        (["table=fedcollab_t1", "--dry-run", "seed=3"], "use seeds=[3]"),
-        (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
-        (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
-        (["scale=quick"], "table"),
-        (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
-        (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "(joblib: launcher.n_jobs)"),
-        (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
-        (["table=fedcollab_t1", "--dry-run", "launcher=joblib", "launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
-    ],
+    sampled(
+        [
+            (["table=fedcolab_t1"], "fedcollab_t1"),
+            (["table=fedcollab_t1", "scale=quik"], "quick"),
+            (["table=fedcollab_t1", "rows=FedAgv"], "FedAvg"),
+            (["table=fedcollab_t1", "nonsense"], "KEY=VALUE"),
+            (["table=fedcollab_t1", "seeds=many"], "seeds"),
+            (["table=fedcollab_t1", "protocl.rounds=3"], "protocl"),
+            (["table=fedcollab_t1", "--dry-run", "seed=3"], "use seeds=[3]"),
+            (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
+            (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
+            (["scale=quick"], "table"),
+            (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
+            (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "(joblib: launcher.n_jobs)"),
+            (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
+            (
+                ["table=fedcollab_t1", "--dry-run", "launcher=joblib", "launcher.njobs=2"],
+                "nearest: hydra.launcher.n_jobs",
+            ),
+        ],
+        every=3,
+    ),
 )
 def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["reproduce", *arguments]) == 2

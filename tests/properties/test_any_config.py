@@ -86,6 +86,7 @@ def decisive(run: RunConfig) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @given(altered())
 @tried(3)
 def test_any_value_in_any_field(configs: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -131,6 +132,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     return draw(st.lists(st.one_of(real, chosen, set_to, st.text(max_size=10)), min_size=1, max_size=3))
 
 
+@pytest.mark.slow
 @given(overrides())
 @example(["protocol.cohort=" + "1" * 5000])
 @example(["partition=dir" + "9" * 400])

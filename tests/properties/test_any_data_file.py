@@ -64,6 +64,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path: Path) -> None:
             read_idx(tmp_path / name)
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF"]), st.booleans())
 @tried(8)
 def test_any_image(damage: Damage, form: str, resize: bool) -> None:
@@ -81,6 +82,7 @@ PICKLES = {
 }
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(sorted(PICKLES)))
 @example(lambda _: b"\x80\x02}r\xff\xff\xff\x3f.", "2")  # a memory of 2^30 entries for one
 @tried(8)
@@ -117,6 +119,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(sorted(ARCHIVES)))
 @tried(10)
 def test_any_archive(damage: Damage, form: str) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ THROUGH = {  # what stands between the helper and the class
 }
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(FORMS)),
     st.sampled_from(sorted(INSIDE)),

@@ -150,6 +150,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @given(wholes().filter(lambda arrays: "y_test" in arrays), st.sampled_from(sorted(MISTAKES)), st.booleans(), sizes)
 @tried(12)
 def test_no_mistake_is_silent(arrays: Arrays, mistake: str, test: bool, place: int) -> None:
@@ -166,6 +167,7 @@ anything = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["x", "y", "x_test", "y_test"]), anything, min_size=1))
 @example({"x": np.zeros((3, 2, 2, 2, 2)), "y": np.zeros(3)})
 @example({"x": np.array(1.0), "y": np.array(1.0)})

@@ -100,6 +100,7 @@ def check_promises(partition: Partition, data: Dataset, protocol: Protocol, pool
     assert counts.sum() == sum(map(len, [*partition.train, *partition.val]))
 
 
+@pytest.mark.slow
 @given(specs(), datasets(), protocols(), st.integers(0, 2**40))
 @tried(15)
 def test_any_partition_of_any_data(spec: PartitionSpec, data: Dataset, protocol: Protocol, seed: int) -> None:

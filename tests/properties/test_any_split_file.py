@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ named = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries({"train_0": st.just(np.arange(5)), "test_0": st.just(np.arange(5, 9))}),
     st.dictionaries(named, anything, max_size=4),

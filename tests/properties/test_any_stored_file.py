@@ -31,6 +31,7 @@ CLIENTS = {
 }
 
 
+@pytest.mark.slow
 @given(damages())
 @tried(8)
 def test_any_partition_file(damage: Damage) -> None:
@@ -43,6 +44,7 @@ def test_any_partition_file(damage: Damage) -> None:
             }
 
 
+@pytest.mark.slow
 @given(damages())
 @tried(8)
 def test_any_checkpoint(damage: Damage) -> None:
@@ -71,6 +73,7 @@ READ: dict[str, Callable[[CheckedFiles, str], Any]] = {
 }
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(sorted(SEALED)), st.booleans())
 @tried(8)
 def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
@@ -84,6 +87,7 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
         assert found is None or repr(found) == whole
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(sorted(SEALED)))
 @tried(8)
 def test_any_archive(damage: Damage, name: str) -> None:
@@ -96,6 +100,7 @@ def test_any_archive(damage: Damage, name: str) -> None:
         assert found is None or repr(found) == whole
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(sorted(SEALED)))
 @tried(8)
 def test_any_file_of_a_version_without_checksums(damage: Damage, name: str) -> None:
@@ -164,6 +169,7 @@ def test_any_table_of_a_version_without_checksums(place: tuple[Any, ...], value:
             assert all(number > 0 for number in table.clients.values())
 
 
+@pytest.mark.slow
 @given(damages(), st.sampled_from(["x.npy", "empty.npy", files.MANIFEST]))
 @tried(4)
 def test_any_cache_heals(damage: Damage, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def test_any_published_values(damage: Damage) -> None:
 YAML = b"name: toy # a comment\nmu: 0.1\nprivate: ['@head', conv.*]\nbase: &b {name: fedavg}\nother: *b\n"
 
 
+@pytest.mark.slow
 @given(st.one_of(damages().map(lambda damage: damage(YAML)), st.text(max_size=40).map(str.encode)))
 @example(b"0")
 @example(b"\xef\xbb\xbfname: x")

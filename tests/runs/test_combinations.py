@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.models.scratch import VISION
 from tests.runs.pairings import CLASSES, SMALLEST, from_scratch, option, options, trains
 
@@ -65,7 +65,7 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
 PAIRS = list(itertools.product(CLASSES, options("partition")))
 
 
-@pytest.mark.parametrize(("dataset", "partition"), tiered(PAIRS, quick=[*PAIRS[::14], ("emnist", "pathological")]))
+@pytest.mark.parametrize(("dataset", "partition"), tiered(PAIRS, quick=[*PAIRS[::70], ("emnist", "pathological")]))
 def test_every_partition_divides_every_data_set_or_says_why_not(dataset: str, partition: str, tmp_path: Path) -> None:
     reason = NO_PARTITION.get((dataset, partition))
     if reason is not None:  # as it stands, with the papers' parameters
@@ -85,7 +85,7 @@ def test_every_partition_divides_every_data_set_or_says_why_not(dataset: str, pa
     trains(dataset, chosen, SMALLEST)
 
 
-@pytest.mark.parametrize("dataset", CLASSES)
+@pytest.mark.parametrize("dataset", sampled(CLASSES, every=3))
 def test_the_data_set_s_own_model_fits_it(dataset: str) -> None:
     """What model=auto takes, by its own defaults but for ImageNet weights."""
     model = {"name": option("dataset", dataset)["model"]}
@@ -95,19 +95,22 @@ def test_the_data_set_s_own_model_fits_it(dataset: str) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "partition", "model", "protocol"),
-    [
-        ("cifar10", "pathological", "lenet5", "fedsac"),
-        ("cifar10", "dir_fedsac", "lenet5", "fedsac"),
-        ("cifar10", "dir", "lenet5_bn", "pfedsim"),
-        ("domainnet", "domain", "mobilenet_v2", "pfedsim"),
-        ("cifar10", "fold", "simple_cnn", "sosicfl_simplecnn"),
-        ("cifar10", "dir_prior", "squeezenet", "sosicfl_squeezenet"),
-        ("fashion_mnist", "groups_s", "fedrema_cnn", "fedrema"),
-        ("cifar10", "groups_s", "fedrema_alexnet", "fedrema"),
-        ("fashion_mnist", "label_shift", "mlp", "fedcollab_label_shift"),
-        ("cifar10", "feature_shift_code", "cnn5", "fedcollab_feature_shift"),
-        ("cifar100", "concept_shift_code", "resnet18", "fedcollab_concept_shift"),
-    ],
+    sampled(
+        [
+            ("cifar10", "pathological", "lenet5", "fedsac"),
+            ("cifar10", "dir_fedsac", "lenet5", "fedsac"),
+            ("cifar10", "dir", "lenet5_bn", "pfedsim"),
+            ("domainnet", "domain", "mobilenet_v2", "pfedsim"),
+            ("cifar10", "fold", "simple_cnn", "sosicfl_simplecnn"),
+            ("cifar10", "dir_prior", "squeezenet", "sosicfl_squeezenet"),
+            ("fashion_mnist", "groups_s", "fedrema_cnn", "fedrema"),
+            ("cifar10", "groups_s", "fedrema_alexnet", "fedrema"),
+            ("fashion_mnist", "label_shift", "mlp", "fedcollab_label_shift"),
+            ("cifar10", "feature_shift_code", "cnn5", "fedcollab_feature_shift"),
+            ("cifar100", "concept_shift_code", "resnet18", "fedcollab_concept_shift"),
+        ],
+        every=4,
+    ),
 )
 def test_the_papers_settings(dataset: str, partition: str, model: str, protocol: str) -> None:
     chosen = option("protocol", protocol)

@@ -47,6 +47,7 @@ def seconds(*overrides: str, place: Path) -> float:
     return 2 * (4 * steps + estimate.scored_batches(setup, run) / 3)
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_own_time_and_that_of_the_local_that_it_lacks(told: Told, tmp_path: Path) -> None:
     each = seconds("method=fedavg", place=tmp_path / "other")
     lines = told("method=fedavg")
@@ -57,6 +58,7 @@ def test_a_run_tells_its_own_time_and_that_of_the_local_that_it_lacks(told: Told
     assert not any(line.startswith("about ") for line in told("method=fedavg")), "a finished run is shown"
 
 
+@pytest.mark.slow
 def test_a_dry_run_makes_nothing(told: Told, tmp_path: Path) -> None:
     each = seconds("method=fedavg", place=tmp_path / "other")
     lines = told("method=fedavg", "--dry-run")
@@ -67,6 +69,7 @@ def test_a_dry_run_makes_nothing(told: Told, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_what_is_there_and_how_long_the_rest_takes(told: Told, tmp_path: Path) -> None:
     each = seconds("method=fedavg", place=tmp_path / "other")
     told("method=fedavg")
@@ -109,6 +112,7 @@ def test_the_steps_of_many_methods_are_timed_for_a_while_only(tmp_path: Path, mo
     assert timed == ["FedAvg"]
 
 
+@pytest.mark.slow
 def test_the_page_s_command_on_cifar10_runs_on_files_of_its_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

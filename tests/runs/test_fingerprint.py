@@ -80,6 +80,7 @@ def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path, caplog: pytes
     assert "its data are not here" in caplog.text
 
 
+@pytest.mark.slow
 def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_path: Path) -> None:
     runs = [of_files(tmp_path, name, shift, "method=local") for name, shift in (("a", 0), ("b", 3))]
     made = [execution.execute(run) for run in runs]
@@ -90,6 +91,7 @@ def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_pat
     assert execution.execute(elsewhere).row == made[1].row, "the last, where the path tells nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", tiered(PARTS, quick=["engine"]))
 def test_a_result_of_other_code_is_shown_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
@@ -113,6 +115,7 @@ def test_a_result_of_other_code_is_shown_with_a_word(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_a_stale_local_is_told_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,6 +163,7 @@ def test_codes_that_give_the_same_numbers_are_one(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_what_is_in_the_row_and_the_folder(tmp_path: Path) -> None:
     run = config(tmp_path, "method=fedcollab", "method/base=ditto", "method.discriminator.rounds=1")
     result = execution.execute(run)

@@ -20,6 +20,7 @@ from fedbench.runs.building import build, split_data
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute, execute_batched
 from tests.helpers.labelled_formats import LABELLED
+from tests.helpers.tiers import sampled
 
 TWO = [
     "dataset=captioned",
@@ -45,6 +46,7 @@ def config(*overrides: str, folder: Path | None = None) -> RunConfig:
     return resolve(compose([*TWO, *overrides, *([] if folder is None else [f"runs_dir={folder}"])]))
 
 
+@pytest.mark.slow
 def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
     result = execute(config("method=fedsac_multimodal", "protocol.score=both", folder=tmp_path))
     with (result.folder / "clients.csv").open() as handle:
@@ -105,6 +107,7 @@ def test_keys_tell_networks_and_readings_apart() -> None:
 SEVERAL = {"classifier_cosine", "collaboration", "update_variance"}
 
 
+@pytest.mark.slow
 def test_recorders_look_at_what_clients_of_all_kinds_have(tmp_path: Path) -> None:
     """The matrix of the method and the classifier; any other would meet leaves that half of the clients lack."""
     run = config("method=fedsac_multimodal", f"record=[{','.join(SEVERAL)}]", folder=tmp_path)
@@ -163,7 +166,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", sampled(REFUSED, every=3))
 def test_bad_input_is_refused_in_one_line(case: str) -> None:
     overrides, reason = REFUSED[case]
     with pytest.raises(FedbenchError, match=reason) as error:

@@ -24,6 +24,7 @@ TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))
 pytestmark = pytest.mark.usefixtures("fresh_codes")
 
 
+@pytest.mark.slow
 def test_files_replaced_with_their_dates_kept_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `cp -p`, `rsync -a` and tar do it; the files of MNIST are all as long as each other."""
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))

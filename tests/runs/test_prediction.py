@@ -61,8 +61,7 @@ def cases() -> list[tuple[str, str]]:
 
 
 QUICK = [
-    *(("ditto", reading) for reading in READINGS),
-    *[("fedavg", "received"), ("finetune", "best of both"), ("fedcp", "received"), ("fedsac", "best trained")],
+    *[("ditto", "received"), ("finetune", "best of both"), ("fedsac", "best trained")],
 ]
 
 
@@ -72,7 +71,7 @@ def test_it_is_the_model_that_was_scored(method: str, reading: str, tmp_path: Pa
     check(made(tmp_path, f"method={method}", "protocol=quick", *READINGS[reading], data=data))
 
 
-@pytest.mark.parametrize("name", tiered(groups.names("protocol"), quick=["fedsac", "pfedsim"]))
+@pytest.mark.parametrize("name", tiered(groups.names("protocol"), quick=["pfedsim"]))
 def test_of_every_protocol(name: str, tmp_path: Path) -> None:
     """Those of a mean of rounds have no model."""
     small = ("protocol.cohort=3", "protocol.augment=[]", "protocol.local.batch_size=16")
@@ -84,10 +83,12 @@ def test_of_every_protocol(name: str, tmp_path: Path) -> None:
         check(run)
 
 
+@pytest.mark.slow
 def test_of_clients_of_two_kinds(tmp_path: Path) -> None:
     check(made(tmp_path, "method=local", "protocol=quick", data=KINDS))
 
 
+@pytest.mark.slow
 def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(made(tmp_path / "stacked", "method=fedper", "protocol=quick", "hardware.engine=stacked"))
     given = ("method=fedper", "protocol=quick", *READINGS["best trained"])
@@ -98,6 +99,7 @@ def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch:
     check(made(tmp_path / "cut", *given))
 
 
+@pytest.mark.slow
 def test_of_given_samples(tmp_path: Path) -> None:
     """In the units of the data set: the pixels of digits, 0 to 16."""
     run = made(tmp_path, "method=ditto", "protocol=quick")
@@ -117,6 +119,7 @@ def test_of_given_samples(tmp_path: Path) -> None:
         run.predict(4)
 
 
+@pytest.mark.slow
 def test_what_was_not_kept_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = made(tmp_path, "method=fedavg", "protocol=quick", save_models=False)
     with pytest.raises(FedbenchError, match="run it again with save_models=true and force=true"):

@@ -26,6 +26,7 @@ from fedbench.methods.fedopt import FedAdam
 from fedbench.methods.fedrep import FedRep
 from fedbench.runs.config import resolve
 from tests.helpers.examples import FORTY
+from tests.helpers.tiers import sampled
 from tests.methods.toys import BODY, FOUR, close, federation, gap, initial, models, samples, setup, simulate, steps
 
 
@@ -172,7 +173,7 @@ def test_what_a_stage_leaves_alone_does_not_decay() -> None:
     assert close(trees.row(models(chosen, simulate(chosen)), 0), whole, 1e-9)
 
 
-@pytest.mark.parametrize("spec", ["homo", "dir0.1", "quantity0.3", "pathological5"])
+@pytest.mark.parametrize("spec", sampled(["homo", "dir0.1", "quantity0.3", "pathological5"], every=4))
 def test_no_client_is_scored_or_validated_on_what_any_client_trains_on(spec: str) -> None:
     """autowarefoundation/auto_e2e#113: the samples that are scored are those of training."""
     y = np.tile(np.arange(10), 100)
@@ -186,6 +187,7 @@ def test_no_client_is_scored_or_validated_on_what_any_client_trains_on(spec: str
     assert min(map(len, partition.val)) > 0
 
 
+@pytest.mark.slow
 def test_a_launcher_that_a_swept_experiment_names_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_launcher_that_a_swept_experiment_names_is_refused(
     assert [folder.name[:5] for folder in (tmp_path / "runs").glob("*/*/local/*")] == ["seed2"]
 
 
+@pytest.mark.slow
 def test_so_it_is_where_jobs_run_in_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

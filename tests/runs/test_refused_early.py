@@ -18,7 +18,7 @@ from fedbench.engine.trial import check_cuts
 from fedbench.runs.building import build
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import execute
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.runs.test_kinds_run import TWO
 
 SMALL = [
@@ -68,16 +68,22 @@ def test_a_method_that_cannot_serve_two_kinds_leaves_nothing(method: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("chosen", "reason"),
-    [
-        (("method=fedcollab", "method/base=scaffold", "protocol.optimizer.name=adam"), "scaffold is defined for SGD"),
-        (
-            ("method=scaffold", "protocol.optimizer.lr=0.000009"),
-            "at 9e-06 leaves too few digits",
-        ),
-        (("method=oracle", "method.coalition=[0,1]"), "each of 3 clients, it has 2 numbers"),
-        (("method=fedcollab", "method.newcomers=[3]", "method.join_round=1"), "do not fit 3 clients"),
-        (("method=fedcollab", "partition.num_clients=32"), "has 1 training samples; FedCollab"),
-    ],
+    sampled(
+        [
+            (
+                ("method=fedcollab", "method/base=scaffold", "protocol.optimizer.name=adam"),
+                "scaffold is defined for SGD",
+            ),
+            (
+                ("method=scaffold", "protocol.optimizer.lr=0.000009"),
+                "at 9e-06 leaves too few digits",
+            ),
+            (("method=oracle", "method.coalition=[0,1]"), "each of 3 clients, it has 2 numbers"),
+            (("method=fedcollab", "method.newcomers=[3]", "method.join_round=1"), "do not fit 3 clients"),
+            (("method=fedcollab", "partition.num_clients=32"), "has 1 training samples; FedCollab"),
+        ],
+        every=3,
+    ),
 )
 def test_a_rule_of_a_method_inside_another_or_of_a_preparation_counts(
     chosen: tuple[str, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,14 +101,17 @@ DEEP = [
 
 @pytest.mark.parametrize(
     ("method", "batch", "refuses"),
-    [
-        ("fedala", 2, True),  # once it has a model, it learns its weights from 80 % of a batch, of one sample here
-        ("fedala", 5, False),  # of three samples from two
-        ("perfedavg", 2, True),  # halves
-        ("perfedavg", 4, False),
-        ("perfedavg", 5, True),  # the last batch has three samples, and its second half one
-        ("fedavg", 2, False),
-    ],
+    sampled(
+        [
+            ("fedala", 2, True),  # once it has a model, it learns its weights from 80 % of a batch, of one sample here
+            ("fedala", 5, False),  # of three samples from two
+            ("perfedavg", 2, True),  # halves
+            ("perfedavg", 4, False),
+            ("perfedavg", 5, True),  # the last batch has three samples, and its second half one
+            ("fedavg", 2, False),
+        ],
+        every=3,
+    ),
 )
 def test_a_batch_that_a_method_cuts_to_one_sample_is_no_batch_to_normalise(
     method: str, batch: int, refuses: bool

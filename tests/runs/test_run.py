@@ -34,6 +34,7 @@ from fedbench.runs.config import from_plain
 from fedbench.runs.folder import CODE, RunFolder
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
+from tests.helpers.tiers import sampled
 
 SGD = OptimizerConfig()
 
@@ -209,7 +210,7 @@ def test_a_forced_run_that_is_refused_leaves_the_earlier_one(tmp_path: Path, mon
     assert run.execute(config(tmp_path, "method=local")).row == first.row
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedcollab"])
+@pytest.mark.parametrize("method", sampled(["fedavg", "ditto", "fedcollab"], every=3))
 def test_one_client_is_a_federation_that_gains_nothing(method: str, tmp_path: Path) -> None:
     result = run.execute(config(tmp_path, f"method={method}", "partition.num_clients=1"))
     clients = pd.read_csv(result.folder / "clients.csv")
@@ -228,6 +229,7 @@ def test_a_cohort_of_one_scores_the_client_that_trained(tmp_path: Path) -> None:
     assert (result.row["ipr"], result.row["rsd"]) == (0, 0), "after one round FedAvg's clients are Local's"
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_the_reference_that_another_process_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     assert [path.parent for path in tmp_path.rglob("result.json")] == [local]
 
 
+@pytest.mark.slow
 def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardware is no part of what a result is: another engine finds the run finished, or ends it alike."""
     looped = run.execute(config(tmp_path, "method=ditto", "hardware.engine=looped"))
@@ -301,6 +304,7 @@ def test_a_fixed_partition_under_varying_seeds(tmp_path: Path) -> None:
     assert same["key"] == free[0]["key"]
 
 
+@pytest.mark.slow
 def test_a_trial_is_its_validation_accuracy_and_needs_no_local(tmp_path: Path) -> None:
     held = "protocol.test.val_fraction=0.3"
     trial = run.execute(config(tmp_path, held, "protocol.test.sets=validation"))
@@ -316,6 +320,7 @@ def test_a_trial_is_its_validation_accuracy_and_needs_no_local(tmp_path: Path) -
     assert 100 * last == pytest.approx(final.row["acc"])
 
 
+@pytest.mark.slow
 def test_a_reference_of_another_rate(tmp_path: Path) -> None:
     """A tuned method is measured against Local at Local's own rate."""
     paired = run.execute(config(tmp_path))
@@ -330,6 +335,7 @@ def test_a_reference_of_another_rate(tmp_path: Path) -> None:
     assert unused.row["key"] == local.row["key"]
 
 
+@pytest.mark.slow
 def test_a_reference_of_another_seed(tmp_path: Path) -> None:
     """A method that is Local ties with Local of its own seed; against another's, clients gain or lose by chance."""
     alone = (
@@ -359,7 +365,7 @@ def test_a_reference_of_another_seed(tmp_path: Path) -> None:
     assert unused.row["key"] == local.row["key"]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedcollab"])
+@pytest.mark.parametrize("method", sampled(["fedavg", "ditto", "fedcollab"], every=3))
 def test_an_interrupted_run_goes_on_to_the_same_rows(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +384,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
     assert same_models(parts.folder, whole.folder)
 
 
+@pytest.mark.slow
 def test_a_forced_run_goes_on_with_its_own_checkpoint_unless_that_lacks_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +403,7 @@ def test_a_forced_run_goes_on_with_its_own_checkpoint_unless_that_lacks_a_record
         assert again.row["acc"] == first.row["acc"]
 
 
-@pytest.mark.parametrize("spoiled", ["code", "checkpoint"])
+@pytest.mark.parametrize("spoiled", sampled(["code", "checkpoint"], every=2))
 def test_a_forced_run_begins_anew_over_what_is_of_other_code_or_damaged(
     spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,6 +519,7 @@ def test_a_run_that_another_process_finished_before_the_lock_was_had_is_read(
     assert len(trained) == chosen.protocol.rounds
 
 
+@pytest.mark.slow
 def test_a_client_a_sample_is_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "dataset=digits",

@@ -35,6 +35,7 @@ from fedbench.runs.folder import RESULT, RunFolder, files_of
 from fedbench.runs.run import Run, collect, reaches
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import deterministic
+from tests.helpers.tiers import sampled
 from tests.runs.toys import KEY, LABELS, a_history, a_record, names, write_all
 
 
@@ -315,7 +316,7 @@ PARTLY = (
 )  # have bytes that say nothing, as spaces that fill up a header
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", sampled(READERS, every=4))
 def test_a_run_gives_its_own_numbers_or_none(run: RunFolder, name: str) -> None:
     found = tried(run.path / name, lambda: READERS[name](run))
     assert found["refused"] > 2 * DAMAGES

@@ -22,9 +22,11 @@ from fedbench.runs.execution import execute_batched
 from fedbench.runs.run import Run
 from fedbench.testing.checks import rerun
 from tests.helpers.runs import interrupt_after
+from tests.helpers.tiers import sampled
 from tests.runs.seeds import SEEDS, configs, finished, same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -61,7 +63,8 @@ def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "calls"), [(["method=local"], 3), (["method=kmeans", "method.pretrain_rounds=2"], 3 + 2 + 3)]
+    ("chosen", "calls"),
+    sampled([(["method=local"], 3), (["method=kmeans", "method.pretrain_rounds=2"], 3 + 2 + 3)], every=2),
 )
 def test_the_seeds_train_in_one_chunk(
     chosen: list[str], calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +103,7 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
         same(ours, execution.execute(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "rates"),
     [
@@ -143,6 +147,7 @@ def test_runs_at_other_learning_rates_train_as_one(
     assert together[0].row["acc"] != together[1].row["acc"]
 
 
+@pytest.mark.slow
 def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves a second with every joint call: each of two runs takes half a second."""
     now = 0.0
@@ -185,6 +190,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
         same(ours, execution.execute(config))
 
 
+@pytest.mark.slow
 def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["method=local", "partition=dir0.5"]
     serve = Request.served_by
@@ -203,7 +209,11 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert execution.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 
 
-@pytest.mark.parametrize("where", [(Request, "served_by"), (Simulation, "step")], ids=["engine", "loop"])
+@pytest.mark.parametrize(
+    "where",
+    [(Request, "served_by"), pytest.param((Simulation, "step"), marks=pytest.mark.slow)],
+    ids=["engine", "loop"],
+)
 def test_an_interruption_unlocks_every_folder(
     where: tuple[type, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_the_spread_of_gains_is_summed_over_clients(script: Any) -> None:
     assert (sure.outcome, seeds) == (EQUIVALENT, math.inf), "nothing varies; the tables' rule could not tell"
 
 
+@pytest.mark.slow
 def test_by_client_at_most_one_value_in_twenty_at_the_margin_is_called_equivalent(script: Any) -> None:
     """Shares of 20 clients that differ by one client of them in truth, in four ways; and shares that are alike."""
     rng = np.random.default_rng(0)

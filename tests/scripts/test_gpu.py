@@ -25,6 +25,7 @@ def test_a_method_by_every_engine(load: Callable[[str], Any], monkeypatch: pytes
     assert all(line["gap"] <= gpu.AGREE for line in lines if line["dtype"] == "torch.float64")
 
 
+@pytest.mark.slow
 def test_other_numbers_and_failures_are_wrong(load: Callable[[str], Any]) -> None:
     gpu = load("gpu")
     subject = Subject.of("fedavg")

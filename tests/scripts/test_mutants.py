@@ -93,6 +93,7 @@ def test_changes_of_a_function(load: Callable[[str], Any]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_change_is_python_and_differs(load: Callable[[str], Any]) -> None:
     script = load("random_mutants")
     for file in script.files("fedbench", ["metrics.py", "methods/fedgen.py", "models/small.py"]):

@@ -14,6 +14,7 @@ from scripts.same_numbers import SMALL, compare, numbers
 RUN = [*SMALL, "model=mlp", "method=fedprox"]
 
 
+@pytest.mark.slow
 def test_the_list_has_each_method_alone_and_inside_others_each_model_and_partition() -> None:
     chosen = [dict(each.split("=", 1) for each in overrides) for overrides in same_numbers.runs()]
     assert {"fedavg", "sosicfl_code", "oracle"} <= {each.get("method") for each in chosen}
@@ -27,6 +28,7 @@ def test_the_list_has_each_method_alone_and_inside_others_each_model_and_partiti
     assert {"fedfomo", "fedcollab"} <= {each["method"] for each in validated}, "which read validation samples"
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_hash_again_and_another_once_an_equation_is_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,7 +56,7 @@ def corners(name: str, extra: list[str]) -> list[list[str]]:
     return [[f"experiment={name}", *job] for job in jobs]
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, quick=NAMES[::4]))
+@pytest.mark.parametrize("name", tiered(NAMES, quick=NAMES[::12]))
 def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
     config = content(name)
     assert config["sweep"]["name"] == name
@@ -70,6 +70,7 @@ def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
             assert run.settings.sweep.name == name
 
 
+@pytest.mark.slow
 def test_pathological_partitions_have_the_paper_s_weights() -> None:
     def weights(*overrides: str) -> tuple[float, float]:
         method: Any = resolve(compose.compose(["experiment=fedsac_k", *overrides])).method

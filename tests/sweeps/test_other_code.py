@@ -16,6 +16,7 @@ from fedbench.runs import execution
 from fedbench.runs.folder import CONFIG, files_of
 from fedbench.runs.progress import STALE
 from tests.helpers.codes import edit
+from tests.helpers.tiers import sampled
 
 SHORT = ["dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1", "progress=none"]
 SAID = f"{STALE} made by other code than today's (method changed since); stale=rerun makes it again\n"
@@ -90,7 +91,7 @@ def test_commands_that_read_runs_mark_them(monkeypatch: pytest.MonkeyPatch, caps
     assert said.endswith(SAID)
 
 
-@pytest.mark.parametrize(("part", "there"), [("method", ["method"]), ("dataset", [])])
+@pytest.mark.parametrize(("part", "there"), sampled([("method", ["method"]), ("dataset", [])], every=2))
 def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
     monkeypatch: pytest.MonkeyPatch, part: str, there: list[str]
 ) -> None:

@@ -13,6 +13,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.testing import CHECKS, check_method, checks, parametrize_with_checks, run
 from fedbench.testing.toys import Subject
 from tests.helpers import outside
+from tests.helpers.tiers import sampled
 
 OUTSIDE = "tests.helpers.outside"
 
@@ -62,7 +63,7 @@ def test_a_method_from_outside(check: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("check", "method", "message"),
-    BROKEN,
+    sampled(BROKEN, every=3),
     ids=[f"{case[1].__name__}-{case[0].__name__[6:]}" for case in BROKEN],
 )
 def test_a_broken_promise_is_told(check: Callable[[Subject], None], method: type[FedAvg], message: str) -> None:
@@ -120,6 +121,7 @@ def test_settings_reach_into_fields() -> None:
     assert FedAvg().conformance == Conformance()
 
 
+@pytest.mark.slow
 def test_the_command_says_what_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-method", "fedavg"]) == 0
     said = capsys.readouterr().out

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedbench.cli import program, runs
+from fedbench.config import groups
 from fedbench.core import files
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
@@ -21,6 +22,7 @@ from fedbench.papers.pictures import table_figures
 from fedbench.papers.selection import Selection
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
+from tests.helpers.tiers import sampled
 from tests.papers.plots.made import MADE
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -84,6 +86,7 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
     assert "python -m fedbench figure fedsac_f7 scale=open runs them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -138,6 +141,7 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert len({*again}) == len(again), "the same run of two places: neither is written over"
 
 
+@pytest.mark.slow
 def test_the_folder_one_stands_in_may_be_drawn(two_runs: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     first = runs.find_folders([str(two_runs)])[0][0]
     monkeypatch.chdir(first)
@@ -147,6 +151,7 @@ def test_the_folder_one_stands_in_may_be_drawn(two_runs: Path, tmp_path: Path, m
     assert any(path.name.startswith("-".join(first.parts[-3:])) for path in drawn)
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_left_out_and_stops_no_other(
     two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +244,8 @@ def test_committed_figures_are_of_what_is_kept() -> None:
         assert each.claim == plan.load_figure_spec(each.name).claim, "run `make tables`"
 
 
-PLACES = [Path("results/figures") / scale / each.name for scale in plan.SETTINGS for each in plan.ordered_specs()]
+NAMES = groups.names("figure")
+PLACES = [Path("results/figures") / scale / name for scale in plan.SETTINGS for name in NAMES]
 COMMITTED = [place for place in PLACES if plan.files_of_figure(place).has(f"{place.name}.json")]
 
 
@@ -255,7 +261,7 @@ def test_a_committed_figure_is_of_todays_settings(place: Path) -> None:
     assert drawn.runs == today.keys(), drawn.command
 
 
-@pytest.mark.parametrize(("given", "kinds"), [([], {".svg", ".png"}), (["formats=pdf"], {".pdf"})])
+@pytest.mark.parametrize(("given", "kinds"), sampled([([], {".svg", ".png"}), (["formats=pdf"], {".pdf"})], every=2))
 def test_a_figure_is_drawn_again_in_the_formats_that_are_asked_for(
     tmp_path: Path, given: list[str], kinds: set[str]
 ) -> None:

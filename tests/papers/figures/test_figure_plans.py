@@ -31,6 +31,7 @@ def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedsac_f5", "fedsac_f6", "fedsac_f7"])
 def test_fedsacs_figures_score_a_personalised_model_as_trained(name: str, tmp_path: Path) -> None:
     for scale in plan.load_figure_spec(name).settings:
@@ -52,6 +53,7 @@ def test_all_figures_of_the_papers_are_here() -> None:
     assert sorted(ordered) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", tiered(NAMES, quick=["fedsac_f3", "pfedsim_f1", "sosicfl_f6", "fedrema_f3", "fedcollab_f5"])
 )

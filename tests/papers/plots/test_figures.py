@@ -20,7 +20,7 @@ def test_every_figure_is_drawn_here() -> None:
     assert len(MADE) == 28
 
 
-@pytest.mark.parametrize("name", tiered(sorted(MADE), quick=sorted(MADE)[::3]))
+@pytest.mark.parametrize("name", tiered(sorted(MADE), quick=sorted(MADE)[::9]))
 def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
     with style.styled(name):
@@ -144,6 +144,7 @@ def test_no_two_labels_of_a_stack_look_alike() -> None:
     assert len({(each[0].get_facecolor(), each[0].get_hatch()) for each in drawn}) == len(drawn) == bars
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_many_methods_leave_the_axes_their_room() -> None:
     for count in (4, 64):

@@ -46,6 +46,7 @@ LOOKS = ((390, "light"), (1440, "dark"), (390, "dark"), (1440, "light"))
 CASES = [(*look, view) for view in VIEWS for look in LOOKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scheme", "view"), tiered(CASES, CASES[:1]), ids=lambda each: getattr(each, "__name__", str(each))
 )

@@ -22,6 +22,7 @@ def marks(page: Any, figure: str) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_a_paper_opens_to_tables_and_a_table_is_drawn_when_it_is_opened(opened: Any) -> None:
     assert shown(opened, ".paper > summary b") == [
         "FedCollab",
@@ -108,6 +109,7 @@ def test_a_cell_shows_curves_clients_matrix_and_configuration(opened: Any) -> No
     assert "no collaboration matrix" in opened.locator("#matrix").inner_text()
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_figure_are_where_its_axes_say(opened: Any) -> None:
     """The published value, dotted, is in the frame, and first values below the axis are cut."""
     assert opened.evaluate("Plots.ticks(0, 200)") == [[0, "0"], [50, "50"], [100, "100"], [150, "150"], [200, "200"]]
@@ -121,12 +123,14 @@ def test_the_lines_of_a_figure_are_where_its_axes_say(opened: Any) -> None:
     assert heights == pytest.approx([frame * (high - value) / (high - low) for value in (10, 20)])
 
 
+@pytest.mark.slow
 def test_no_two_of_many_lines_or_marks_look_alike(opened: Any) -> None:
     for pattern in ("dash", "symbol"):
         looks = f"Array.from({{ length: 64 }}, (_, i) => `${{Plots.colour(i)}} ${{Plots.{pattern}(i)}}`)"
         assert len(set(opened.evaluate(looks))) == 64, pattern
 
 
+@pytest.mark.slow
 def test_runs_that_were_not_scored_on_a_set_leave_words_and_no_empty_axes(opened: Any) -> None:
     data = "{ curves: { '0|0': { 0: { round: [1, 2], acc_on_x: [null, null] } } } }"
     run = f"{{ name: 'a', table: {{}}, data: {data}, cell: [0, 0] }}"

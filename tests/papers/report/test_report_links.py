@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.papers.report import browsing
 from tests.papers.report.browsing import shown, table
 
@@ -47,6 +47,7 @@ ADDRESSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", tiered(ADDRESSES, quick=[*ADDRESSES[1:3], ADDRESSES[4]]))
 def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: Path, address: str) -> None:
     for page in browsing.opened(browser, results, address):
@@ -55,6 +56,7 @@ def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: 
         assert "#" not in page.url, "what is not there is not kept either"
 
 
+@pytest.mark.slow
 def test_an_ordinary_link_changes_no_choice(browser: Any, results: Path) -> None:
     for page in browsing.opened(browser, results, "#run=" + quote(RUNS[1])):
         page.wait_for_selector("#tray:visible")
@@ -64,7 +66,8 @@ def test_an_ordinary_link_changes_no_choice(browser: Any, results: Path) -> None
         assert page.locator("#chosen").inner_text() == "1 cell chosen"
 
 
-@pytest.mark.parametrize("name", ["table-hostile", "paper-fedcollab"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled(["table-hostile", "paper-fedcollab"], every=2))
 def test_the_link_of_a_part_opens_it_and_leads_there(browser: Any, results: Path, name: str) -> None:
     for page in browsing.opened(browser, results, f"#{name}", viewport={"width": 900, "height": 400}):
         page.wait_for_function(f"() => document.getElementById('{name}').getBoundingClientRect().top < innerHeight")
@@ -72,6 +75,7 @@ def test_the_link_of_a_part_opens_it_and_leads_there(browser: Any, results: Path
         page.locator(f"#{name}" + (" [data-cell]" if name.startswith("table") else " .table")).first.wait_for()
 
 
+@pytest.mark.slow
 def test_columns_sort_best_first_then_last_first_then_as_they_were(opened: Any) -> None:
     own = table(opened)
 

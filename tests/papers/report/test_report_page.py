@@ -109,6 +109,7 @@ def test_files_that_were_drawn_are_linked_from_where_the_page_lies(results: Path
     assert "What was run, and what came out" not in text, "there is no such page"
 
 
+@pytest.mark.slow
 def test_a_paper_and_its_tables_lead_to_their_pages_of_the_site_where_these_are(tmp_path: Path) -> None:
     stored(tmp_path)
     (tmp_path / "fedcollab.md").touch()
@@ -122,6 +123,7 @@ def test_a_paper_and_its_tables_lead_to_their_pages_of_the_site_where_these_are(
     assert 'href="tables/fedcollab_t1/table.html"' in text
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(results: Path) -> None:
     for name in ("a.html", "b.html"):
         build_page(results, results / name)

@@ -21,6 +21,7 @@ from fedbench.papers.equivalence import (
     seeds_to_attain,
     share_of,
 )
+from tests.helpers.tiers import sampled
 
 A, B = np.array([90.0, 91.5, 89.0, 92.0, 90.5]), np.array([88.0, 90.0, 88.5])
 
@@ -83,7 +84,7 @@ def test_printed_digits_widen_the_interval() -> None:
     assert compare(same, Sample(92.0, 0.0, 5), 1.0).p == 0
 
 
-@pytest.mark.parametrize(("difference", "spread"), [(0.3, 1.0), (-0.5, 1.2), (2.5, 1.5), (-3.0, 2.0)])
+@pytest.mark.parametrize(("difference", "spread"), sampled([(0.3, 1.0), (-0.5, 1.2), (2.5, 1.5), (-3.0, 2.0)], every=4))
 def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_trials(difference: float, spread: float) -> None:
     ours, theirs = Sample(50 + difference, spread, 5), Sample(50.0, 0.3, 20)
     n = int(seeds_needed(ours, theirs, 1.0))
@@ -131,7 +132,7 @@ def some_outcome(n: int, clients: int, theirs: Sample) -> bool:
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("clients", [4, 20])
+@pytest.mark.parametrize("clients", sampled([4, 20], every=2))
 def test_a_share_is_attainable_exactly_when_some_outcome_is_equivalent(n: int, k: int, clients: int) -> None:
     for hits in (0, 1, 2, k * clients // 4, k * clients // 2, k * clients - 1, k * clients):
         for bare in (0.0, 3.0):
@@ -155,7 +156,7 @@ def test_without_spread_of_theirs_only_the_margin_and_the_digits_bound_what_is_a
     assert not attainable(1, Sample(50.0, 9.0, 5), 1.0, bound=True)
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 5), (5, 2), (2, 5), (20, 3)])
+@pytest.mark.parametrize(("n", "k"), sampled([(5, 5), (5, 2), (2, 5), (20, 3)], every=2))
 def test_the_spread_of_theirs_that_just_leaves_room(n: int, k: int) -> None:
     """Bisect for the largest spread that is attainable; a finer search over ours finds nothing beyond it."""
     low, high = 0.0, 100.0

@@ -210,6 +210,7 @@ def test_the_steps_of_a_method_s_own_are_timed_and_its_scoring_is_fedavgs(
     assert told == ["FedBABU", "FedAvg"], "once each"
 
 
+@pytest.mark.slow
 def test_seeds_that_are_known_tell_their_mean(tmp_path: Path, timed: list[str]) -> None:
     """Those of the run's own row, and only of those with seconds."""
     made = plan.make(

@@ -28,6 +28,7 @@ from fedbench.runs.config import from_plain, resolve
 from fedbench.sweeps.jobs import JobOutcome
 from tests.helpers.codes import edit
 from tests.helpers.labelled_formats import write_labelled
+from tests.helpers.tiers import sampled
 
 CHOSEN = (
     "dataset=digits",
@@ -55,6 +56,7 @@ def test_a_process_that_died_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     assert launcher.launch.call_count == 2, "it was tried once more"
 
 
+@pytest.mark.slow
 def test_a_failure_that_its_folder_cannot_hold_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +106,7 @@ class Pool:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("killers", [(0,), (1, 3)])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", sampled([1, 2], every=2))
 def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], shared: bool, killers: tuple[int, ...], times: int
 ) -> None:
@@ -126,13 +128,16 @@ def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
 
 @pytest.mark.parametrize(
     ("launcher", "line"),
-    [
-        (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
-        (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
-        (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
-        (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
-        (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
-    ],
+    sampled(
+        [
+            (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
+            (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
+            (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
+            (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
+            (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
+        ],
+        every=3,
+    ),
 )
 def test_a_launcher_that_cannot_be_had_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: list[str], line: str
@@ -227,7 +232,7 @@ def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("runs", "asked", "expected"), [(1, (), "auto"), (2, (), "looped"), (2, ("stacked",), "stacked")]
+    ("runs", "asked", "expected"), sampled([(1, (), "auto"), (2, (), "looped"), (2, ("stacked",), "stacked")], every=3)
 )
 def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, asked: tuple[str, ...], expected: str
@@ -258,14 +263,18 @@ def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pyte
     assert [[plain["hardware"]["engine"] for plain in plains] for plains in tasks] == [["auto", "auto"]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "joined", "size"),
-    [
-        (("gpus",), True, 1),
-        (("gpus", "num_gpus=0.5"), True, 2),
-        (("gpus", "num_gpus=0.5"), False, 1),
-        (("cpu", "num_gpus=1"), True, 1),
-    ],
+    sampled(
+        [
+            (("gpus",), True, 1),
+            (("gpus", "num_gpus=0.5"), True, 2),
+            (("gpus", "num_gpus=0.5"), False, 1),
+            (("cpu", "num_gpus=1"), True, 1),
+        ],
+        every=2,
+    ),
 )
 def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], joined: bool, size: int
@@ -282,6 +291,7 @@ def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
     assert [len(plains) for plains in task.args[0]] == [size] * (2 // size)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_composed_again_from_its_overrides(tmp_path: Path) -> None:
     """They are for people to read: what runs is the plain config."""
     given = job(f"runs_dir={tmp_path}", "dataset.limit=60")
@@ -295,6 +305,7 @@ def study(tmp_path: Path, *more: str) -> Job:
     return dataclasses.replace(job(*data, f"runs_dir={tmp_path / 'runs'}", *more), study="model_cost")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_codes")
 def test_a_study_of_other_code_is_made_again_where_that_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +322,7 @@ def test_a_study_of_other_code_is_made_again_where_that_is_wanted(
     assert study(tmp_path, "stale=rerun").finished
 
 
+@pytest.mark.slow
 def test_a_study_of_other_samples_is_another(tmp_path: Path) -> None:
     for shift in (0, 1):
         shutil.rmtree(tmp_path / "data", ignore_errors=True)

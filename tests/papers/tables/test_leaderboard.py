@@ -24,6 +24,7 @@ from fedbench.papers.selection import Selection
 from fedbench.papers.standings import Standing
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve
+from tests.helpers.tiers import sampled
 
 YAMLS = {
     "better": "name: better\nprivate: []\nwork: 1\ntune: {work: [8]}\n",
@@ -80,6 +81,7 @@ def table(filled: Ledger) -> Mapping[str, Standing]:
     return {line.row: line for line in found.lines}
 
 
+@pytest.mark.slow
 def test_a_better_method_wins(table: Mapping[str, Standing]) -> None:
     assert [row for row, line in table.items() if line.best] == ["better"]
     assert next(iter(table)) == "better"
@@ -87,6 +89,7 @@ def test_a_better_method_wins(table: Mapping[str, Standing]) -> None:
     assert "work 8" in table["better"].trial, "by its own key, which validation chose"
 
 
+@pytest.mark.slow
 def test_one_that_knows_the_validation_samples_does_not(filled: Ledger, table: Mapping[str, Standing]) -> None:
     found = table["memorised"]
     assert found.trials[found.chosen] == 100, "tuning falls for it"
@@ -99,6 +102,7 @@ def test_one_that_knows_the_validation_samples_does_not(filled: Ledger, table: M
     assert looked == {"100.0"}
 
 
+@pytest.mark.slow
 def test_no_trial_reads_a_test_sample_and_no_final_run_has_a_seed_of_theirs(filled: Ledger) -> None:
     for stage in stages(BOARD):
         for entry in filled.entries(stage):
@@ -112,6 +116,7 @@ def test_no_trial_reads_a_test_sample_and_no_final_run_has_a_seed_of_theirs(fill
     assert {place[-1] for place in filled.lines} - tried == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledger) -> None:
     for row in BOARD.all_rows:
         for rung, numbers in enumerate(([0, 1], [0, 1][:1])):
@@ -122,6 +127,7 @@ def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledge
     assert len(rates) == 1, "the same for all, as they name no other range"
 
 
+@pytest.mark.slow
 def test_cells_over_fewer_clients_say_so(tmp_path: Path) -> None:
     """Two of ten clients have no test sample, and three no validation sample: of its one training sample."""
     counts = [24] * 7 + [1, 1, 1]
@@ -201,6 +207,7 @@ def test_a_board_that_was_interrupted_is_the_same(filled: Ledger, tmp_path: Path
     assert [*map(timeless, stored.lines.values())] == [*map(timeless, map(again.lines.get, stored.lines))]
 
 
+@pytest.mark.slow
 def test_rows_stand_without_their_runs_and_those_of_other_code_are_made_again(
     filled: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +223,7 @@ def test_rows_stand_without_their_runs_and_those_of_other_code_are_made_again(
     assert len(lacking) == sum(place[2] == "better" for place in again.lines)
 
 
+@pytest.mark.slow
 def test_a_run_that_other_code_failed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason lies in its folder; what is recorded names the code that failed."""
 
@@ -278,6 +286,7 @@ def test_two_processes_that_record_lose_nothing(filled: Ledger, tmp_path: Path) 
     assert {"of local", "of fedavg", fingerprint.machine()} == found.machines
 
 
+@pytest.mark.slow
 def test_a_stage_with_unfinished_runs_is_not_built_upon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +308,7 @@ def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path
     assert int(ledger._line(entry, entry.job.folder.result())["bytes_to_local"]) > 0
 
 
+@pytest.mark.slow
 def test_runs_are_what_their_command_lines_compose() -> None:
     board = boards.load_board("mini")
     ledger = Ledger(board, Path("nowhere"))
@@ -369,7 +379,7 @@ def test_boards_that_cannot_be_are_refused(change: dict[str, Any], message: str)
         dataclasses.replace(BOARD, **change)
 
 
-@pytest.mark.parametrize("name", groups.names("leaderboard"))
+@pytest.mark.parametrize("name", sampled(groups.names("leaderboard"), every=2))
 def test_the_boards_here_can_be_run(name: str) -> None:
     """Each has the rows that must be there, and their runs compose."""
     board = boards.load_board(name)

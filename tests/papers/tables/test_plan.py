@@ -20,6 +20,7 @@ from fedbench.papers import fill, plan, recorded, reproduce, spec, store
 from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
 from fedbench.runs.config import from_plain
+from tests.helpers.tiers import sampled
 from tests.papers.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
@@ -127,6 +128,7 @@ def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -
     assert plan.make(table(), selection(tmp_path)).provenance.is_paper_setting
 
 
+@pytest.mark.slow
 def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     open_ = table(left_open=["partition_seed"])
     varied = plan.make(open_, selection(tmp_path, changed=("partition_seed=0",)))
@@ -204,7 +206,8 @@ def test_a_table_s_file_says_its_own_name_and_what_each_metric_is(
             assert [each.name for each in spec.load_spec("mine").metrics] == ["acc", "ipr"]
 
 
-@pytest.mark.parametrize("column", ["rds", "acc_on", "accuracy"])
+@pytest.mark.slow
+@pytest.mark.parametrize("column", sampled(["rds", "acc_on", "accuracy"], every=3))
 def test_a_column_that_no_result_has_is_refused_before_anything_runs(column: str, tmp_path: Path) -> None:
     metrics = [{"name": "acc", "measure": {"name": "result", "column": column}}]
     with pytest.raises(UnknownName, match=rf"result column '{column}'"):
@@ -243,6 +246,7 @@ def test_a_cell_whose_inputs_would_not_be_the_papers_is_not_planned(tmp_path: Pa
     assert reasons(substitute="synthetic")[2:] == [always, "not run: of another draw"]
 
 
+@pytest.mark.slow
 def test_cells_inside_fedcollab_are_of_the_authors_distances_or_not_planned(tmp_path: Path) -> None:
     for name in ("fedcollab_t1", "fedcollab_t2"):
         spec_ = spec.load_spec(name)

@@ -40,6 +40,7 @@ def test_scale_reduces_rounds_work_evaluations_and_data(
     assert config.dataset.label == "digits-500"
 
 
+@pytest.mark.slow
 def test_scale_shrinks_clients_and_a_cohort_that_is_a_count_together(
     at_scale: Callable[[Scale, TableSpec], RunConfig],
 ) -> None:

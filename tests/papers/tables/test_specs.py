@@ -10,10 +10,10 @@ import pytest
 from fedbench.config import groups
 from fedbench.papers import measures, published, spec
 from fedbench.papers.selection import _without
-from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
+from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec
 from fedbench.papers.studies import STUDIES
 from fedbench.runs.config import RunConfig
-from tests.helpers.tiers import tiered
+from tests.helpers.tiers import sampled, tiered
 from tests.papers.tables.cells import composed, config, load
 
 CELLS = {  # table -> (rows, columns, metrics, published values)
@@ -92,8 +92,13 @@ def test_no_published_table_is_missing() -> None:
     }
 
 
+VARYING = [  # read as text: parsing them all takes a second, of every process that collects
+    name for name in groups.names("table") if "\nvaries: " in groups.file_of("table", name).read_text(encoding="utf-8")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in groups.names("table") if content_of("table", name).get("varies")])
+@pytest.mark.parametrize("name", VARYING)
 def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str) -> None:
     table, varied = load(name), load(load(name).varies)
     values = {value for cell in table.places() if (value := table.published(*cell)) is not None}
@@ -137,7 +142,7 @@ def test_every_row_and_every_column_composes(name: str) -> None:
         assert run.protocol.rounds >= 1
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", sampled(CELLS, every=5))
 def test_columns_fit_another_data_set(name: str) -> None:
     """With `substitute`, nothing of the column's data set, nor a model for colour images, is left."""
     table = load(name)
@@ -152,7 +157,9 @@ def test_columns_fit_another_data_set(name: str) -> None:
             assert not {"partition=pathological10", "partition=pathological20"} & set(column.overrides)
 
 
-@pytest.mark.parametrize(("column", "rate"), [("Label shift", 0.1), ("Feature shift", 0.01), ("Concept shift", 0.001)])
+@pytest.mark.parametrize(
+    ("column", "rate"), sampled([("Label shift", 0.1), ("Feature shift", 0.01), ("Concept shift", 0.001)], every=3)
+)
 def test_rates_of_perfedavg_and_pfedme(column: str, rate: float) -> None:
     run = config("fedcollab_t1", "Per-FedAvg", column)
     assert (run.method.alpha, run.method.beta, run.protocol.optimizer.lr) == (rate, None, rate)

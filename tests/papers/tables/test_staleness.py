@@ -61,6 +61,7 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_record_of_other_samples_does_not_stand(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_record_of_other_samples_does_not_stand(
     assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

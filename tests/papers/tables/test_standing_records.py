@@ -65,6 +65,7 @@ def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> Non
     assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {"fedavg", "fedprox"}
 
 
+@pytest.mark.slow
 def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_path: Path) -> None:
     record, made = record_of(tmp_path), []
     for rule in ("show", "rerun"):
@@ -112,6 +113,7 @@ def test_baselines_outlive_the_file(tmp_path: Path) -> None:
     assert store.read_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
     assert fill.fill(shown).cells[0].values == (50.0,)
@@ -129,6 +131,7 @@ def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
     assert [line["row"] for line in fill.kept_files(shown)[0]] == ["r"]
 
 
+@pytest.mark.slow
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
     assert list(fill.kept_files(planned(tmp_path, record, seeds=(0, 3)))[2]) == ["r|c|3"]

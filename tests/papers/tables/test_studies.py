@@ -29,6 +29,7 @@ from fedbench.papers.studies import (
 )
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
+from tests.helpers.tiers import sampled
 from tests.methods.toys import cross_entropy, descend, initial, logits, samples
 
 TINY = ("dataset=synthetic", "dataset.train=300", "dataset.test=100", "protocol=quick", "protocol.rounds=2")
@@ -90,6 +91,7 @@ def test_similarity_of_statistics_by_hand() -> None:
     assert float(statistics_similarity(Trained(setup, {}, statistics), 0, 1)) == pytest.approx(1 / 5)  # 3, 4: 5
 
 
+@pytest.mark.slow
 def test_similarity_needs_four_clients_alone() -> None:
     with pytest.raises(ConfigError, match="trained alone"):
         run("cs", *GROUPS, "method=fedavg")
@@ -208,6 +210,7 @@ def test_a_gpu_is_waited_for_before_the_second_reading(clock: list[float], monke
         assert told == waits
 
 
+@pytest.mark.slow
 def test_seconds_of_clients_are_those_of_their_work_and_of_its_steps(clock: list[float]) -> None:
     """Readings of a client: before it, before and after its steps, after it."""
     base = (*TINY, "partition=homo", "partition.num_clients=3", "model=mlp", "protocol.rounds=3")
@@ -225,7 +228,7 @@ def test_seconds_of_clients_are_those_of_their_work_and_of_its_steps(clock: list
     assert found == pytest.approx(np.mean((readings[:, 3] - readings[:, 0]) / sizes))
 
 
-@pytest.mark.parametrize("matching", [True, False])
+@pytest.mark.parametrize("matching", sampled([True, False], every=2))
 def test_fedsacs_phases_are_timed_on_what_the_last_round_came_to(
     matching: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
