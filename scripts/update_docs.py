@@ -71,7 +71,7 @@ def methods() -> str:
 
 
 def speed() -> str:
-    """Return the speed of each engine relative to a plain PyTorch loop, and of fedbench relative to other programs."""
+    """Return the speed of each engine beside a PyTorch loop without fedbench, and of fedbench beside other programs."""
     parts = []
     for file in sorted((ROOT / "results" / "bench").glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -94,10 +94,10 @@ def speed() -> str:
         ]
         where = f"{found['machine']}, torch {found['version_torch']}, {found['date']}"
         page = f"../results/bench/{file.stem}.md"
-        parts.append(f"Speed relative to the plain loop ([all numbers]({page})).\n{where}.\n")
+        parts.append(f"Speed relative to a PyTorch loop without fedbench ([all numbers]({page})).\n{where}.\n")
         parts.append(markdown_table([("workload", *engines), *ratios]))
         if rivals:
-            head = ("workload", "program", "processes", "speed of fedbench / of the program")
+            head = ("workload", "program", "processes of both", "speed of fedbench / of the program")
             parts += ["The fastest engine beside other programs:\n", markdown_table([head, *rivals])]
     return "\n".join(parts)
 

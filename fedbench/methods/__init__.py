@@ -1,4 +1,4 @@
-"""All methods by name, one file a method; `parts/` is shared. A new one needs a YAML and one line below."""
+"""All methods by name, one file a method; `parts/` is shared. A new one needs a YAML and a line in `__init__.py`."""
 
 from __future__ import annotations
 

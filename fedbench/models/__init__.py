@@ -1,4 +1,4 @@
-"""All networks by name, and what a method may ask of one (`task.py`). The last stage is called `head`."""
+"""All networks by name, and what a method may ask of one (`task.py`). The last block of layers is `head`."""
 
 from __future__ import annotations
 
