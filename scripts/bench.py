@@ -1,7 +1,7 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
-    python scripts/bench.py --only FLOOR KERNELS W6 TF32 [--steps FedSaC W1 ...] [--minutes 3]
+    python scripts/bench.py --only FLOOR KERNELS W6 TF32 [--steps FedSaC W1 ...] [--minutes 4]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
 program. PHASES tells where the time of a run goes. Six have to be asked for: FLOOR measures a step of each paper
