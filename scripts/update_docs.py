@@ -122,10 +122,10 @@ def tables() -> str:
             text.data(found),
             "-".join(map(str, dict.fromkeys((counts[0], counts[-1])))),
             summary.count_words(summary.judged({name: found})),
-            f"{made.date}, {by}, {made.seconds / 3600:.1f}",
+            f"{made.date}; {by}; {f'{made.seconds / 3600:.1f}' if made.seconds else 'not recorded'}",
         )
         rows.append(cells)
-    head = ("table", "setting", "data", "seeds", "verdicts", "made, by code of, hours of runs")
+    head = ("table", "setting", "data", "seeds", "verdicts", "date; commit; hours")
     return markdown_table([head, *rows])
 
 

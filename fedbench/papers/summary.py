@@ -16,6 +16,7 @@ from fedbench.papers.published import published_values
 from fedbench.papers.store import TableResult
 from fedbench.papers.text import JUDGED_KINDS
 from fedbench.papers.verdict import NONE, verdict_of
+from fedbench.runs.progress import amount
 
 FILE = "verdicts.md"
 
@@ -147,8 +148,8 @@ def count_words(found: Sequence[Judged]) -> str:
 
 def _phrase(found: Sequence[Judged]) -> str:
     of = {kind: [each for each in found if each.kind == kind] for kind in JUDGED_KINDS}
-    told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
-    return ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
+    told = [f"{len(values)} {kind} ({amount(rows_of(values), 'row')})" for kind, values in of.items() if values]
+    return ", ".join(told).replace(" row", " table row", 1)
 
 
 def count_table(found: Sequence[Judged]) -> str:

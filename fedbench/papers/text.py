@@ -158,6 +158,8 @@ def setting(table: TableResult) -> str:
 def data(table: TableResult) -> str:
     """Return the data sets that were run, and of how many columns."""
     columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
+    if all(row.study.endswith("_cost") for row in table.spec.rows):
+        return "none"  # operations and parameters are counted from shapes
     own = dict.fromkeys(name for column in columns for name in table.spec.datasets(column))
     substitute = table.provenance.substitute
     named = f"{substitute} instead" if substitute else ", ".join(own)

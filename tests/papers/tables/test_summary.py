@@ -33,11 +33,11 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "p, as specified, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
         "p, partition_seed=0, 1 table, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
     }
-    told = "2 equivalent from 1 row of runs, 1 different from 1 row; exploratory: 1 inconclusive from 1 row of runs"
+    told = "2 equivalent (1 table row), 1 different (1 row); exploratory: 1 inconclusive (1 table row)"
     assert count_words(found[:4]) == told
     assert [count_words(each) for each in ([], found[-1:])] == [
         "none",
-        "none; exploratory: 1 different from 1 row of runs",
+        "none; exploratory: 1 different (1 table row)",
     ]
 
 
@@ -45,7 +45,7 @@ def test_two_studies_of_one_configuration_are_two_rows() -> None:
     """FedCollab's Table 5: operations and parameters of two networks, whose run keys are the same."""
     folder = ROOT / "results" / "tables" / "fedcollab_t5"
     (tally,) = tally_verdicts(judged({"a": store.read_table(folder)}))
-    assert count_words(tally.values) == "4 equivalent from 2 rows of runs"
+    assert count_words(tally.values) == "4 equivalent (2 table rows)"
 
 
 def test_a_study_gives_a_value_in_each_column() -> None:
