@@ -215,10 +215,10 @@ ARCHIVE = "figures.zip"
 Arrays = Mapping[str, np.ndarray]
 HEAD = """# Figures of the five papers
 
-`make figures scale=quick` makes all of them. `make figure-NAME` makes one, at the paper's setting where the data are
-there. `make tables` draws them again from the arrays in `SCALE/figures.zip`, without any run. A claim is the paper's,
-of its own data and settings. Only a figure at the paper's setting can be held against it. The others show the same
-quantities on other data, and neither support nor refute the claim.
+`make figures scale=quick` makes all figures. `make figure-NAME` makes one, at the paper's setting if its data are on the
+machine. `make tables` draws them again from the arrays in `SCALE/figures.zip`. A claim is the paper's, about its own
+data and settings. Only a figure at the paper's setting can support or refute it. The other figures show the same
+quantities on other data.
 """
 RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
 
