@@ -142,7 +142,7 @@ def _text(value: Any) -> str:
         text = str(value)
         quotable = re.sub(r"\\+(?='|\Z)", r"\g<0>\g<0>", text)  # elsewhere a backslash is one for Hydra too
         return text if PLAIN.fullmatch(text) else "'" + quotable.replace("'", "\\'") + "'"
-    raise ConfigError(f"{value!r} is no value of a key: give a number, a text, true or false, None or a list")
+    raise ConfigError(f"{value!r} cannot be a value of a key: give a number, a text, true or false, None or a list")
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
     from fedbench.config import messages
 
     if other := [each for each in overrides if not isinstance(each, str)]:
-        raise ConfigError(f"{other[0]!r} is no override: give a text, 'seed=0', or a dictionary as run(**values)")
+        raise ConfigError(f"{other[0]!r} is not an override: give a text, 'seed=0', or a dictionary as run(**values)")
     try:
         with _own_torch():
             yield
@@ -165,7 +165,7 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
 
 
 class _Noted:
-    """What torch has one of in a process, as it was before the first of the blocks of `_own_torch` that are open."""
+    """The process-wide settings of torch before the first open block of `_own_torch`."""
 
     lock = threading.Lock()
     blocks = 0

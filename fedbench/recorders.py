@@ -166,7 +166,7 @@ class UpdateVariance(Recorder):
         head = moment.setup.task.groups["@head"]
         uploads = {name: leaf for name, leaf in moment.uploads.items() if name.rpartition("/")[2] in head}
         if not (moved := changes(uploads, moment.message)):
-            raise ConfigError("its clients are not sent, or do not upload, one classifier")
+            raise ConfigError("its clients do not receive or do not upload one classifier")
         change = trees.flatten(moved).to(torch.float64)
         return {VALUE: (change - change.mean(0)).square().sum().cpu().numpy()}
 

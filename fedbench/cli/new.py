@@ -39,12 +39,12 @@ def new_command(arguments: Sequence[str]) -> int:
     if kind not in PARTS:
         raise unknown("kind", kind, PARTS)
     if not (root / "pyproject.toml").is_file():
-        raise ConfigError("new writes into a clone of fedbench, this one is installed: run it in the clone")
+        raise ConfigError("new needs a clone of fedbench, and this one is an installed package: run it in a clone")
     command = PARTS[kind][-1].replace("NAME", name)
     for path, text in _files(root, kind, name).items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(root))
-    print(f"fill in what says TODO: docs/{PAGES.get(kind, 'datasets.md')}")
+    print(f"fill in the lines with TODO: docs/{PAGES.get(kind, 'datasets.md')}")
     print(f"try it: python -m fedbench {command}")
     return OK
 
@@ -57,11 +57,14 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
     """
     package, _ = PARTS[kind]
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigError(f"'{name}' is no name of a module: small letters, digits and _, a letter first, no keyword")
+        raise ConfigError(
+            f"'{name}' cannot name a module: use small letters, digits and _, begin with a letter, and avoid Python's "
+            "keywords"
+        )
     folder = root.joinpath(*package.split("."))
     places = [root / "conf" / kind / f"{name}.yaml", *([folder / f"{name}.py"] if package else [])]
     if any(path.exists() for path in (*places, folder / name)) or (package and name in groups.registry(kind)):
-        raise ConfigError(f"there is a {kind} or a module '{name}' already; choose another name")
+        raise ConfigError(f"a {kind} or a module '{name}' exists already; choose another name")
     paper, _, number = name.rpartition("_")
     cls = "".join(word.capitalize() for word in name.split("_"))
     words = {"NAME": name, "CLASS": cls, "PAPER": paper or name, "NUMBER": number.upper() if paper else "T1"}

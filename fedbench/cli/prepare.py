@@ -46,7 +46,7 @@ def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
             DATASETS.get(word)
             chosen.append((word, []))
         elif not chosen:
-            raise ConfigError(f"'{word}' follows no data set; for example: cub text=true")
+            raise ConfigError(f"'{word}' is an option without a data set before it; for example: cub text=true")
         else:
             chosen[-1][1].append(word)
     configs = []

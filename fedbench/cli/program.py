@@ -205,7 +205,7 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
         with handled():
             Path.cwd()  # libraries of others end the process where there is none
             if lost := [text for text in arguments if _is_no_text(text)]:
-                raise ConfigError(f"{lost[0]} has bytes that are no UTF-8; give the file or folder another name")
+                raise ConfigError(f"{lost[0]} is not UTF-8; rename the file or folder")
             code = command(arguments)
             sys.stdout.flush()
             return code

@@ -78,11 +78,11 @@ def collect_command(arguments: Sequence[str]) -> int:
     if given.against and not given.clients:
         raise ConfigError("--against compares client by client; add --clients")
     if not 0 <= given.margin <= 100:
-        raise ConfigError(f"--margin {given.margin:g}: points of accuracy lie in 0 to 100")
+        raise ConfigError(f"--margin {given.margin:g}: it must be in 0 to 100 points")
     if given.out is not None and given.out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {given.out}: the name must end in .csv or .parquet")
     if given.out is not None and not given.out.parent.is_dir():
-        raise FedbenchError(f"--out {given.out}: there is no folder {given.out.parent}")
+        raise FedbenchError(f"--out {given.out}: the folder {given.out.parent} does not exist")
     from fedbench.runs.execution import changed_since
 
     table, out = collect(given.runs, config=not given.no_config), given.out

@@ -124,9 +124,9 @@ def refuse_mixed(override: Override) -> None:
 
     key, value = str(override.key_or_group), override.value()
     if override.type == OverrideType.DEL and key.partition(".")[0] in (*groups.REGISTRIES, *groups.SCHEMAS):
-        raise ConfigError(f"~{key} would leave {key} to a value that nothing shows; write {key}=VALUE (or =null)")
+        raise ConfigError(f"~{key} would set {key} to a value that is shown nowhere; write {key}=VALUE (or =null)")
     if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, (int, float)):
-        raise ConfigError(f"{key}={value}: the name of an option is a word; choose one: {key}=NAME")
+        raise ConfigError(f"{key}={value}: an option has a name; choose one: {key}=NAME")
     if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))
         raise ConfigError(

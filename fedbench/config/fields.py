@@ -1,13 +1,13 @@
-"""Components from a config: which values a field may have, and which class a name stands for.
+"""Components from a config: the domains of fields, and the classes behind names.
 
     mu: float = at_least(0, 0.1)
     linkage: str = one_of("single", "complete")
 
-A domain is said where the field is, and checked when the component is built. A field that may be null has its domain
-for every other value; a field of several values has it for each of them.
+A domain is declared with its field and checked when the component is built. Null is exempt where the type allows it. In
+a field of several values the domain holds for each value.
 
-Data sets, partitions, models and methods are all built the same way: the YAML under conf/ gives `name:` and the fields,
-the registry imports the class (only then) and checks every key and type.
+Data sets, partitions, models and methods are all built the same way. The YAML under conf/ gives `name:` and the fields.
+The registry then imports the class and checks every key and type.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ValueDomain:
 
 @dataclass(frozen=True)
 class Selects:
-    """Of a field of selectors (see Task.select): among which leaves, and whether it may find none."""
+    """The rule of a field of selectors (see Task.select): the leaves it selects from, and whether it may match none."""
 
     among: str = "leaves"  # "leaves", or "weights": all but statistics
     may_be_empty: bool = False  # groups such as @norm may have no leaves in a network
@@ -86,7 +86,7 @@ class Component:
                     raise domain.error(key, one)
                 if self.section == "method" and isinstance(one, float) and 0 < abs(one) < TINIEST:
                     raise ConfigError(
-                        f"{key}={one} is 0 in float32, in which networks are trained; give at least {TINIEST:.2g}"
+                        f"{key}={one} is 0 in float32, the type in which networks train; give at least {TINIEST:.2g}"
                     )
 
 
@@ -167,7 +167,7 @@ RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-p
 
 
 class Registry(Generic[T]):
-    """Lazy, explicit map from names to dataclasses of one kind: this package's, and those of others' entry points."""
+    """Lazy map from names to dataclasses of one kind, of this package and of other packages' entry points."""
 
     def __init__(self, kind: str, entries: Mapping[str, str], package: str = "") -> None:
         """`entries` maps a name to "package.module:Class"; nothing is imported before it is used.
@@ -252,7 +252,7 @@ def _loaded(point: EntryPoint, kind: str) -> type[Component]:
             f"{kind} '{point.name}' of {owner(point)}: {point.value} does not import: {reason}"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Component)):
-        raise ConfigError(f"{kind} '{point.name}' of {owner(point)}: {point.value} is no class of a {kind}")
+        raise ConfigError(f"{kind} '{point.name}' of {owner(point)}: {point.value} is not the class of a {kind}")
     return found
 
 

@@ -181,7 +181,7 @@ def find(group: str, name: str) -> Path | None:
         raise taken_twice(group, name, found.values())
     file = next(iter(found), None)
     if file is not None and group in SCHEMAS and load_yaml(file).get("name") != name:
-        raise ConfigError(f"{file} needs the line 'name: {name}', which names its runs")
+        raise ConfigError(f"{file} needs the line 'name: {name}'; it names the runs")
     return file
 
 

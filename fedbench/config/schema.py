@@ -114,12 +114,12 @@ def parse_augmentation(name: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class ScheduleConfig(Component):
-    """What the learning rate is multiplied by over a run: the values of torch's schedulers.
+    """The factor of the learning rate over a run, equal to torch's schedulers.
 
-    First LinearLR: in `warmup` rounds, or a client's local steps, it rises in equal parts and is 1 in the next. Then 1
-    to the end; or StepLR, times `gamma` after `every` so many; or CosineAnnealingLR from 1 to `final`, which follows
-    the last round or step. Steps are counted as if the client took all of them in every round, so its rate depends on
-    the round and the step alone.
+    A warm-up (LinearLR) raises the factor in equal parts over `warmup` rounds, or local steps of a client, up to 1.
+    Then it stays at 1 (`constant`), is multiplied by `gamma` after every `every` rounds or steps (StepLR), or falls
+    along a cosine to `final` after the last one (CosineAnnealingLR). Steps are counted as if the client took
+    part in every round, so the rate depends only on the round and the step.
     """
 
     section: ClassVar[str] = "protocol.optimizer.schedule"
@@ -151,9 +151,10 @@ class ScheduleConfig(Component):
 class OptimizerConfig(Component):
     """The local optimiser of every client and stage.
 
-    `state` is what becomes of its momentum, or of Adam's moments and count, at the end of a round: the next one begins
-    without (`fresh`), or each client goes on from its own (`kept`), also after rounds without it. A fine-tuning before
-    scoring and what a method trains to prepare begin without. FedNova and SCAFFOLD's option II refuse kept momentum.
+    `state` says what happens to momentum, or to Adam's moments and count, at the end of a round. With `fresh` the next
+    round begins without it. With `kept` each client continues from its own, also after rounds in which it did not take
+    part. Fine-tuning before scoring and a method's preparation begin without. FedNova and SCAFFOLD's option II refuse
+    kept momentum.
     """
 
     section: ClassVar[str] = "protocol.optimizer"
@@ -186,9 +187,9 @@ class LocalConfig(Component):
 
 @dataclass(frozen=True)
 class WorkConfig(Component):
-    """Who falls short of the local work: drawn for each client and round, the same for all methods of a seed.
+    """Partial work and lost uploads, drawn for each client and round, the same for all methods of a seed.
 
-    One and the same client may stop early and be lost.
+    A client may both stop early and lose its upload.
     """
 
     section: ClassVar[str] = "protocol.work"
@@ -201,8 +202,7 @@ class WorkConfig(Component):
         super().__post_init__()
         if self.partial == 0 and self.fraction != WorkConfig.fraction:
             raise ConfigError(
-                f"protocol.work.fraction={self.fraction} counts only where clients stop early; set "
-                "protocol.work.partial"
+                f"protocol.work.fraction={self.fraction} has no effect without partial work; set protocol.work.partial"
             )
 
 
@@ -235,7 +235,7 @@ class TestConfig(Component):
             raise ConfigError("protocol.test.sets=validation needs protocol.test.val_fraction > 0")
         if self.once and self.val_fraction == 0:
             raise ConfigError(
-                "protocol.test.once=true scores validation samples alone before the last round; set "
+                "protocol.test.once=true scores only validation samples before the last round, and there are none; set "
                 "protocol.test.val_fraction > 0"
             )
 
@@ -247,7 +247,7 @@ class TestConfig(Component):
 
 @dataclass(frozen=True)
 class ProtocolConfig(Component):
-    """What the papers leave scattered: how long, how, and how a number is read off."""
+    """The protocol of a run: rounds, cohort, local work, test samples, scoring and reporting."""
 
     section: ClassVar[str] = "protocol"
 
@@ -283,7 +283,7 @@ class ProtocolConfig(Component):
         object.__setattr__(self, "metrics", tuple(name for name in METRICS if name in chosen))
         if self.of_scores and self.test.weighting != "none":
             raise ConfigError(
-                f"protocol.metrics={list(self.metrics)} counts every sample alike, "
+                f"protocol.metrics={list(self.metrics)} weighs every sample equally, "
                 f"protocol.test.weighting={self.test.weighting} does not; use weighting=none, or metrics=[acc]"
             )
         if self.report == "best_val" and self.test.val_fraction == 0:
@@ -333,15 +333,15 @@ class ProtocolConfig(Component):
         """
         if self.unseen >= clients:
             raise ConfigError(
-                f"protocol.unseen={self.unseen} leaves none of the {clients} clients of the partition to train; "
-                "lower it, or add clients"
+                f"protocol.unseen={self.unseen} holds out all {clients} clients of the partition; lower it, or add "
+                "clients"
             )
         return clients - self.unseen
 
 
 @dataclass(frozen=True)
 class HardwareConfig(Component):
-    """Where and how clients are trained; nothing but `precision` changes a result beyond rounding."""
+    """Where and how clients are trained. Only `precision` changes a result beyond rounding."""
 
     section: ClassVar[str] = "hardware"
 
@@ -362,9 +362,7 @@ class HardwareConfig(Component):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
-            raise ConfigError(
-                f"hardware.device={self.device} is none of auto, cpu, cuda and cuda:0, cuda:1, ...; use one"
-            )
+            raise ConfigError(f"hardware.device={self.device} must be auto, cpu, cuda, or one GPU: cuda:0, cuda:1, ...")
 
 
 # A run besides its components: seeds, which change results; folders, checkpoints, trackers, display, which do not.
@@ -372,7 +370,7 @@ class HardwareConfig(Component):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Component):
-    """When a run saves what it needs to go on after an interruption; 0 switches a rule off."""
+    """When a run writes a checkpoint; 0 switches a rule off."""
 
     section: ClassVar[str] = "checkpoint"
 
@@ -431,12 +429,14 @@ class SweepConfig(Component):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is not None and (self.name.startswith(".") or {"/", "\\"} & set(self.name)):
-            raise ConfigError(f"sweep.name={self.name} is a place; give a name, and the place as sweep.folder=FOLDER")
+            raise ConfigError(
+                f"sweep.name={self.name} contains a folder; give a name alone, and the folder as sweep.folder=FOLDER"
+            )
 
 
 @dataclass(frozen=True)
 class SettingsConfig(Component):
-    """What a run needs besides its components: the seed, and where and how results are kept and shown."""
+    """Settings of a run beside its components: the seed, and how results are stored and shown."""
 
     seed: int = at_least(0, 0)
     partition_seed: int | None = at_least(0, None)  # of the partition alone; None: the run's seed
@@ -462,7 +462,7 @@ class SettingsConfig(Component):
         if not self.runs_dir:
             raise ConfigError("runs_dir must not be empty")
         if self.runs_dir.startswith("~"):
-            raise ConfigError(f"runs_dir={self.runs_dir}: ~ is read by shells alone; write the folder out")
+            raise ConfigError(f"runs_dir={self.runs_dir}: ~ is expanded only by shells; write the whole path")
 
     @property
     def trackers(self) -> dict[str, dict[str, Any]]:

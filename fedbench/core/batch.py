@@ -1,4 +1,4 @@
-"""What is known of clients' samples: Population before training, Batch while it goes on."""
+"""Clients' samples: Population before training, Batch during training."""
 
 from __future__ import annotations
 

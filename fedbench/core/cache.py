@@ -1,8 +1,7 @@
-"""Prepared arrays on disk, memory-mapped: what took seconds to unpack once is there in milliseconds after.
+"""Prepared arrays on disk, memory-mapped, so that unpacked data load in milliseconds.
 
-The cache is only ever an acceleration. A folder that cannot be written, a full disk, an entry that is damaged (its
-checksums tell, fedbench.core.files), or another process that prepares the same data at the same time costs the time
-saved, never the run.
+The cache only saves time. A run also works with a folder that cannot be written, a full disk, a damaged entry (found by
+its checksum, fedbench.core.files), or another process that prepares the same data.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> 
     found = _read(folder)
     if found is None:
         if folder.exists():
-            log.warning("%s is damaged, or of an earlier version: it is made again", folder)
+            log.warning("%s is damaged or from an earlier version: it is made again", folder)
         built = dict(build())
         _write(folder, built)
         found = _read(folder) or built

@@ -1,4 +1,4 @@
-"""Errors a user can act on: each is one line that names the reason and the way out."""
+"""Errors that a user can act on: each is one line with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ConfigError(FedbenchError):
 
 
 class DataMissing(FedbenchError):
-    """A data set that is not on this machine; says where it was looked for and what fetches it."""
+    """A data set that is not on this machine; the message names the searched folders and the command that gets it."""
 
 
 class DataCorrupt(FedbenchError):
@@ -29,7 +29,7 @@ class DataCorrupt(FedbenchError):
 
 
 class Damaged(FedbenchError):
-    """A file that fedbench wrote and that is not as it was written; says what brings it back."""
+    """A damaged file that fedbench wrote; the message says how to repair it."""
 
 
 class Stale(FedbenchError):
@@ -41,11 +41,11 @@ class CheckpointError(FedbenchError):
 
 
 class FolderInUse(FedbenchError):
-    """A run folder in which another process runs, which will be done some time."""
+    """A run folder that another process uses at the moment."""
 
 
 class Diverged(FedbenchError):
-    """Training produced a value that is not finite; says in which round and where."""
+    """Training produced a value that is not finite; the message names the round and the place."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,8 +1,8 @@
-"""Files that no kill and no damage spoils: atomic writing, a lock on a folder, checksums of what is read back.
+"""Safe files: atomic writes, a lock on a folder, checksums of files that are read back.
 
-Files that are read back stand in a `ChecksummedFolder`, or together in one `Archive`. A reader sees the previous
-version of a file or the new one, whole, whenever the writer is killed. What is written has the permissions of the
-folder that it is in, whatever the umask: who may read there may read it, who may write there may go on with it.
+Files that are read back are in a `ChecksummedFolder`, or together in one `Archive`. If a writer is killed, a reader
+sees the whole previous version of a file or the whole new one. Files get the permissions of their folder,
+independent of the umask, so a group that shares the folder can read and continue them.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ _held: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictiona
 
 
 class FolderLock:
-    """An exclusive lock on the file `.lock` in `folder`, in which its holder's name stands.
+    """An exclusive lock on the file `.lock` in `folder`, which contains its holder's name.
 
-    Where the file system has no such locks, the file `.held` is the lock by being there. It outlives a holder that was
-    killed: on the same machine the next process sees that and takes it, on another the user is told to remove it.
-    A process that is forked off does not hold it. It is held until it is released, or nobody has this object any more.
+    On a file system without locks the existence of the file `.held` is the lock. It remains if its holder is killed.
+    The next process on the same machine notices this and takes the lock. On another machine a message asks the user to
+    remove the file. A forked process does not hold the lock. It is held until it is released or this object is deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -585,5 +585,5 @@ def _own_checksum(known: Checksums) -> str:
 
 def _tell_once(folder: Path) -> None:
     if not _told:
-        log.warning("%s has no %s: damage to what earlier versions wrote is not noticed", folder, MANIFEST)
+        log.warning("%s has no %s: files of earlier versions are read without checksums", folder, MANIFEST)
         _told.append(folder)

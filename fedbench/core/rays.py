@@ -25,7 +25,7 @@ def started_ray(address: str | None, resources: Mapping[str, float], where: str)
     try:
         import ray
     except ImportError:
-        raise ConfigError(f"{where} asks for Ray: pip install 'fedbench-harness[ray]'") from None
+        raise ConfigError(f"{where} needs Ray: pip install 'fedbench-harness[ray]'") from None
     ours = not ray.is_initialized()
     if ours:
         before = signal.getsignal(signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: rounds under way complete the one they are in, save and stop; asked again, all stops.
+"""Ctrl-C, SIGTERM and SIGHUP: runs finish their round, save and stop; a second signal stops at once.
 
-Where other processes do the work, the one that waits for them is asked, and leaves them a note in a folder that all of
-them see. So nobody has to know the others' process ids, or whether they are on this machine.
+If other processes do the work, the waiting process gets the signal and leaves a note in a folder that all of them see.
+It needs neither their process ids nor the same machine.
 """
 
 from __future__ import annotations

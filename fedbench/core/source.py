@@ -1,9 +1,9 @@
-"""Hash code by its definitions: functions, classes and assignments at the top of a module, wherever they stand.
+"""Hash code by its definitions: functions, classes and assignments at the top of a module.
 
-From a few roots, names are followed to the definitions that they stand for, and from these to others. What counts is
-their syntax. What does not count: files and folders, imports, the names of definitions, the order within a module,
-comments, docstrings, annotations, log lines, and what an error says. So a module may be moved, merged or split without
-another hash. Another operator, constant, default, field or call gives another hash.
+The hash starts at a few roots and follows their names to definitions, and from these to others. It covers their syntax.
+It ignores files and folders, imports, names of definitions, the order within a module, comments, docstrings,
+annotations, log lines and error messages. A module may therefore be moved, merged or split. A different operator,
+constant, default, field or call changes the hash.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _places(module: str) -> list[Path]:
 
 
 class Module:
-    """What a source file defines, and what its names stand for."""
+    """The definitions of a source file, and the meaning of its names."""
 
     def __init__(self, name: str) -> None:
         """Read the source of the module `name`."""
@@ -184,7 +184,7 @@ def _absolute(name: str, module: str) -> str:
 
 
 class _Walk:
-    """The definitions that roots lead to, in the order in which they are met, and the syntax of each."""
+    """The definitions reached from the roots, in order, and the syntax of each."""
 
     def __init__(self, roots: Iterable[str], named: Collection[Definition]) -> None:
         parsed = dict.fromkeys(Definition(*root.split(":")) for root in roots)
@@ -196,7 +196,7 @@ class _Walk:
         self.texts: list[str] = []
         for root in parsed:
             if root.name not in _module(root.module).definitions:
-                raise FedbenchError(f"{root.module} defines no {root.name}, so results cannot name its code")
+                raise FedbenchError(f"{root.module} does not define {root.name}, so results cannot name its code")
             self._refer(root)
         while self.waiting:
             self._read(self.waiting.pop(0))

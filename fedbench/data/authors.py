@@ -1,4 +1,4 @@
-"""What the papers' authors publish beside the papers: a partition, distances, values client by client.
+"""Data that the papers' authors publish: a partition, distances, values client by client.
 
 All is FedCollab's (Bao et al., ICML 2023), of the public repository baowenxuan/FedCollab, for its only data_seed, 0.
 The partitions of feature and concept shift are drawn by the rule: fedbench.data.partitions.programs.

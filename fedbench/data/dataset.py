@@ -1,4 +1,4 @@
-"""What a loaded data set is, and the base of the dataclasses that describe where one comes from."""
+"""A loaded data set, and the base class of data sets."""
 
 from __future__ import annotations
 

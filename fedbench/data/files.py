@@ -146,7 +146,7 @@ def _transfer(url: str, part: Path, name: str, report: Report) -> None:
                 done += len(block)
                 report(f"downloading {name}", done, total)
     if total is not None and done != total:
-        raise OSError(f"the connection broke off after {done:,} of {total:,} bytes")
+        raise OSError(f"the connection broke after {done:,} of {total:,} bytes")
 
 
 def _size(path: Path) -> int:
@@ -181,7 +181,7 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
         FileExistsError: `target` is there already.
     """
     if target.exists():
-        raise FileExistsError(f"{target} is there already; move it away to unpack {archive.name} again")
+        raise FileExistsError(f"{target} exists already; move it away to unpack {archive.name} again")
     make_folder(target.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     settle(staging)
@@ -397,7 +397,7 @@ class FileSource(DataSource):
         if files is None:
             state = self.state()
             looked = ", ".join(state.looked)
-            raise DataMissing(f"data set '{self.name}' is in none of: {looked}; to get it, {state.how}")
+            raise DataMissing(f"data set '{self.name}' is in none of these folders: {looked}; to get it, {state.how}")
         if self.root and not files[0].is_relative_to(Path(self.root).expanduser()):
             _say(
                 f"dataset.root={self.root} does not hold the files of {self.name}; those in {files[0].parent} are used"
@@ -436,7 +436,7 @@ class FileSource(DataSource):
         if not self.partial and (train, test) != self.published:
             raise DataCorrupt(
                 f"{where} holds {train:,} + {test:,} samples of {self.name}, published are "
-                f"{self.published[0]:,} + {self.published[1]:,}; fetch it again, or say dataset.partial=true"
+                f"{self.published[0]:,} + {self.published[1]:,}; fetch it again, or set dataset.partial=true"
             )
 
     def fetch(self, report: Report = silent) -> None:

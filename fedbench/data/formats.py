@@ -100,7 +100,7 @@ def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[NDAr
 
 
 class _Bytes:
-    """Stands for `numpy.dtype`, of which only unsigned bytes are read: other types let NumPy follow any pointer."""
+    """Replaces `numpy.dtype` and reads only unsigned bytes, because other types let NumPy follow any pointer."""
 
     def __init__(self, name: object, *_: object) -> None:
         if name not in ("u1", b"u1", "|u1", b"|u1"):
@@ -139,15 +139,15 @@ ADMITTED_IN_PICKLES: dict[tuple[str, str], Any] = {  # as Python 2, NumPy 1 and 
 
 
 class _Restricted(pickle._Unpickler):
-    """Python's unpickler with a list of what may be called.
+    """Python's unpickler with a list of allowed calls.
 
-    It is the one written in Python, as the one in C reserves the memory that a damaged file announces: 16 GB for an
-    index of four bytes.
+    It is the version in Python. The version in C reserves the memory that a damaged file announces, such as 16 GB for
+    an index of four bytes.
     """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED_IN_PICKLES:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a data file does not need")
         return ADMITTED_IN_PICKLES[module, name]
 
 

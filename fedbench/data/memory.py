@@ -1,6 +1,6 @@
-"""Data in memory as a data set: written once into the cache, under a hash of the content, and read as any file.
+"""Data in memory as a data set: written once into the cache under a hash of the content, then read as a file.
 
-So a run on it has a key, other processes find it, and what is interrupted goes on.
+A run on such data has a key, other processes find the data, and an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def overrides_of(data: Any) -> dict[str, Any]:
             raise ConfigError(f"data is of the type {type(samples).__name__}; {FORMS}")
         items = [samples[i] for i in range(len(samples))]
         if not items or not all(isinstance(item, (tuple, list)) and len(item) == len(items[0]) for item in items):
-            raise ConfigError(f"data has {len(items)} items, of which not each is (x, y) or (x, y, client); {FORMS}")
+            raise ConfigError(f"data has {len(items)} items, and not each is (x, y) or (x, y, client); {FORMS}")
         samples, *rest = ([item[place] for item in items] for place in range(len(items[0])))
         roles = dict(zip(ROLES, rest, strict=False))
     if "y" not in roles or any(isinstance(given, str) for given in roles.values()):
@@ -65,8 +65,8 @@ def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [name for name in samples.column_names if name not in roles.values()]
     if len(inputs) != 1 or "y" not in roles:
         raise ConfigError(
-            f"data has the columns {', '.join(samples.column_names)}, of which one must be left for the samples and "
-            f"one named for the labels; choose by select_columns; {FORMS}"
+            f"data has the columns {', '.join(samples.column_names)}, but needs one for the samples and one for the "
+            f"labels; choose them with select_columns; {FORMS}"
         )
     return _arrays({"x": samples[inputs[0]], **{role: samples[name] for role, name in roles.items()}})
 

@@ -281,12 +281,12 @@ def _check_test(partition: Partition, assignment: Assignment, dataset: Dataset, 
     renamed = partition.label_map is not None and (partition.label_map != np.arange(partition.classes)).any()
     if test.whole and (turned or renamed):
         raise ConfigError(
-            f"partition {partition.label} alters samples, and those of the global test set would be scored as they "
-            "are; use protocol.test.sets=local"
+            f"partition {partition.label} alters samples, but the global test set would be scored unaltered; use "
+            "protocol.test.sets=local"
         )
     trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
     if test.whole and trained >= dataset.num_train:
         raise ConfigError(
-            f"partition {partition.label} leaks: sample {trained}, which it trains on, is in the global test set; "
-            "use protocol.test.sets=local"
+            f"partition {partition.label} leaks: its training sample {trained} is in the global test set; use "
+            "protocol.test.sets=local"
         )

@@ -62,7 +62,7 @@ def read_checkpoint(path: Path | str, *, key: str | None = None) -> tuple[Tree, 
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}; start the run anew")
+        raise CheckpointError(f"no checkpoint at {path}; start the run again")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: the method's memory, leaves [N, ...], of which a round touches a cohort's rows."""
+"""The memory of clients between rounds: leaves [N, ...], of which a round changes the cohort's rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHARE = 0.25  # of a device's free memory that clients' rows may take, before th
 
 
 class ClientMemory(Mapping[str, Tensor]):
-    """The memory of all clients; as a mapping, its leaves [N, ...] (copies: for looking at, not for rounds).
+    """The memory of all clients. As a mapping it gives copies of its leaves [N, ...], for inspection, not for rounds.
 
-    A client that never trained has the row of the method's initial memory, which is one copy where all begin alike: a
-    stateless method costs nothing. Rows are allocated when the first client is trained, and a CPU's operating system
-    hands out the memory of a row when it is first written. A checkpoint holds the rows that were written.
+    A client that never trained has the method's initial row. If all clients begin equal, this is one copy, so a
+    stateless method costs no memory. Rows are allocated when the first client trains, and on a CPU the operating system
+    provides the memory of a row when it is first written. A checkpoint holds the written rows.
     """
 
     def __init__(self, initial: Tree, clients: int, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class ClientMemory(Mapping[str, Tensor]):
         if not rows:
             return
         if others := sorted(set(rows) - set(self.initial)):
-            raise ValueError(f"clients keep {sorted(self.initial)} between rounds, there is no place for {others}")
+            raise ValueError(f"clients keep {sorted(self.initial)} between rounds, but not {others}")
         if len(rows) < len(self.initial):
             rows = {**self.take(ids), **rows}
         if not self._rows:

@@ -1,4 +1,4 @@
-"""What passes between the engine and a method: Clock, Cohort, Client, Stage, Preparation."""
+"""The types that pass between the engine and a method: Clock, Cohort, Client, Stage, Preparation."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def client_bytes(setup: Setup) -> int:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of training a cohort with the stacked engine: `fixed`, of a client being trained, of one that was."""
+    """Memory of the stacked engine in bytes: `fixed`, for a client in training, and for a trained client."""
 
     fixed: int
     training: int
@@ -229,7 +229,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
 
         return RayTrainer(setup, config, pick_trainer)
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
-        raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
+        raise ConfigError("hardware.precision=tf32 needs a GPU; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")
     return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
 

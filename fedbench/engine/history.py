@@ -1,6 +1,6 @@
-"""The history of a run, and the observers that are told of it while it goes on.
+"""The history of a run, and the observers that follow it.
 
-A history has one record an evaluated round. It is append-only, and every checkpoint stores it without loss.
+A history has one record for each evaluated round. It is append-only, and every checkpoint stores it without loss.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one: each hook of Observer, added below, tells all, in order."""
+    """Several observers as one: each hook calls all of them in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)

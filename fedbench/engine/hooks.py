@@ -33,7 +33,7 @@ LISTED = 40  # leaves at most of a tree
 
 
 class HookError(Exception):
-    """A hook of a method failed; says which, where, and on what. What it raised is the cause."""
+    """A hook of a method failed. The message names hook, place and input; the original error is the cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Through a pipe go the cause, which exceptions lose, and its traceback, as text."""
@@ -169,6 +169,6 @@ def _check(key: str, selectors: tuple[str, ...], rule: Selects, task: Task) -> N
         )
     if not any(found.values()) and not rule.may_be_empty:
         raise ConfigError(
-            f"{key}=[{','.join(selectors)}] finds none of the network's {rule.among}; it has {', '.join(groups)}: "
+            f"{key}=[{','.join(selectors)}] matches none of the network's {rule.among}; it has {', '.join(groups)}: "
             "choose another model, or other leaves"
         )

@@ -45,9 +45,9 @@ def lay_out(work: Tree, layout: torch.memory_format) -> None:
 
 
 class SharedScores:
-    """What the model scored last got on the parts of the set that all clients share, so as not to score them again.
+    """The last model's scores on the parts of the test set that all clients share, so that they are computed once.
 
-    A part is always scored in the same mini-batches, whatever is known: results do not depend on who was scored before.
+    A part is always scored in the same mini-batches, so results do not depend on the order of clients.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ ADAPTED = (1, 5)  # epochs of local adaptation after which they are scored, besi
 
 @dataclass(frozen=True, eq=False)
 class Unseen:
-    """Scores of the unseen clients by moment (received, 1, 5) and test set, and in words what the method lacks."""
+    """Scores of the unseen clients by moment (received, 1, 5) and test set, and the reason for missing ones."""
 
     tallies: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
     note: str = ""
@@ -35,7 +35,7 @@ class Unseen:
 
 
 class Newcomers:
-    """The unseen clients of `whole`, whose other clients are those of `seen`."""
+    """The unseen clients of `whole`; its other clients are those of `seen`."""
 
     def __init__(self, whole: Setup, seen: Setup) -> None:
         """The method begins with all clients: it refuses here, before training, one that it cannot serve."""

@@ -1,8 +1,8 @@
 """SGD, Adam and AdamW on lists of tensors, in place, with or without a leading client axis.
 
-Equal to torch.optim on one client (tested); torch.optim has no per-client gradient clipping and no way to go on with
-the clients of a stack that still have batches. torch has no public name for its operations on lists (`_foreach_*`),
-which its own optimisers use: one launch for all leaves.
+On one client it equals torch.optim (tested). torch.optim has no gradient clipping by client, and cannot continue with
+only those clients of a stack that still have batches. torch has no public name for its operations on lists
+(`_foreach_*`), which launch once for all leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send."""
+"""The preparation of a method: clients to train alone, their samples, and a meter for their traffic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What may be kept of a run besides its scores: recorders look at a round when it is over, and change nothing.
+"""Recorders store more than the scores of a run. They read a finished round and change nothing.
 
-Arrays are kept with the run's as record/NAME/PART [T, ...], one entry a round that was looked at, and these rounds as
-record/NAME/round [T]; so a checkpoint holds them, and an interrupted run loses none.
+Arrays are stored with the run's as record/NAME/PART [T, ...], one entry for each recorded round, and these rounds as
+record/NAME/round [T]. A checkpoint holds them, so an interrupted run loses none.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def check(recorder: Recorder, setup: Setup) -> None:
     if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:
         raise ConfigError(f"record={recorder.name}@{late[0]}: the run has rounds 1 to {rounds}")
     if (kinds := len(setup.kinds)) > 1 and not recorder.several:
-        raise ConfigError(f"record={recorder.name} compares clients of one modality, here are {kinds}: leave it out")
+        raise ConfigError(
+            f"record={recorder.name} compares clients of one modality, here are {kinds} modalities: leave it out"
+        )
     try:
         recorder.fits(_trial(setup))
     except ConfigError as error:

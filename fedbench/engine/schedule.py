@@ -69,7 +69,7 @@ def batches_an_epoch(size: int, local: LocalConfig) -> int:
     if local.drop_last:
         if size < local.batch_size:
             raise ConfigError(
-                f"protocol.local.drop_last=true leaves nothing of a client with {size} training samples in batches of "
+                f"protocol.local.drop_last=true leaves no batch to a client with {size} training samples in batches of "
                 f"{local.batch_size}; lower protocol.local.batch_size, or use drop_last=false"
             )
         return size // local.batch_size

@@ -1,8 +1,8 @@
-"""What the models behind a run's numbers were made of, so that a finished run can make them again.
+"""The sources of the scored models, so that a finished run can rebuild them.
 
-A scored model is made of what its client was sent and what it had kept, in one round: as received, the method's
-`personal` or `adapt` makes it; after training, the round's local work does. `Sources` has a row a client of these: what
-was sent under `message/`, what it had kept under `memory/`, the clock's `round` (-1: nothing is known), and `trained`.
+A scored model follows from the client's message and memory in one round. A received model is built by the method's
+`personal` or `adapt`, a trained model by the round's local work. `Sources` has a row for each client: its message under
+`message/`, its memory under `memory/`, the clock's `round` (-1: unknown), and `trained`.
 """
 
 from __future__ import annotations

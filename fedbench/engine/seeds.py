@@ -1,7 +1,7 @@
-"""Several setups of different seeds or learning rates as one, and what their simulations ask an engine as one request.
+"""Join setups of different seeds or learning rates into one, and their simulations' requests to an engine into one.
 
-The clients of all simulations train in one chunk, each on its own data with its own randomness; servers stay apart. The
-results equal those of separate runs up to rounding.
+The clients of all simulations train in one chunk, each with its own data and random numbers. Servers stay separate.
+Results equal those of separate runs up to rounding.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ MakeProxy = Callable[[Trainer], Trainer]  # a simulation's own engine -> the one
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of a request, or what ended it, and the seconds it took: a share of what was done as one."""
+    """The outcome of a request or its error, and its share of the seconds of the joint work."""
 
     outcome: Outcome | BaseException
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What every engine needs to train clients: the method, the network, the data, the local work, the seed."""
+"""The input of every engine: method, network, data, local work, seed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from fedbench.models.task import Model, Task, check_input
 
 @dataclass(frozen=True, eq=False)
 class ScoredSets:
-    """The sets of a federation as far as they count for each client.
+    """The test sets that count for each client.
 
-    Where the global test set is weighted by a client's label shares (`by_class`), classes that weigh nothing are left
-    out.
+    If a client's label shares weight the global test set (`by_class`), classes of weight zero are left out.
     """
 
     federation: Federation
@@ -369,7 +368,7 @@ def joined(
     """
     members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)), minlength=len(task.kinds))
     if not members.all():
-        raise ConfigError(f"protocol.unseen={protocol.unseen} leaves no client of one modality to train; lower it")
+        raise ConfigError(f"protocol.unseen={protocol.unseen} holds out all clients of one modality; lower it")
     parts = tuple(
         Setup(method, own, federation, protocol, seed, members=int(count))
         for own, federation, count in zip(task.kinds, federations, members, strict=True)

@@ -1,9 +1,9 @@
-"""The ray engine: a cohort in parts, each trained by an actor of Ray, on cards or machines of its own.
+"""The ray engine: Ray actors on several GPUs or machines train the parts of a cohort.
 
-An actor has the data and its clients' memory, and trains with the engine of its device. The driver keeps the loop, the
-server and all that a checkpoint holds. What is equal for all clients of a round crosses once to each machine; a
-client's memory only where the actor has not got it; uploads and memories come back. Clients are independent in a round,
-so neither the number of actors nor the order in which those answer changes a result.
+An actor has the data and its clients' memory, and trains with the engine of its device. The driver has the loop, the
+server and the checkpoint. Data that are equal for all clients of a round are sent once to each machine. A client's
+memory is sent only if the actor does not have it. Uploads and memories come back. Clients are independent within a
+round, so the number of actors and their order do not change a result.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def size(tree: Packed) -> int:
 
 @dataclass(frozen=True)
 class ActorOrder:
-    """What one actor is to do with its clients in a round."""
+    """The task of one actor in a round."""
 
     training: bool
     rows: tuple[int, ...]  # of the cohort
@@ -191,7 +191,7 @@ class RayTrainer(Trainer):
             found = self._ray.get(actor.known.remote())
         except self._ray.exceptions.RayError as error:
             said = " ".join(str(error).split())[-300:]
-            raise ConfigError(f"an actor of Ray cannot begin; is fedbench installed on its machine? {said}") from error
+            raise ConfigError(f"an actor of Ray does not start; install fedbench on its machine: {said}") from error
         for what, ours, theirs in zip(("code", "data"), self._hashes, found, strict=True):
             if ours != theirs:
                 self.close()

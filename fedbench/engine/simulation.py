@@ -176,7 +176,7 @@ def load_state(path: Path, key: str, device: torch.device) -> State:
     """
     tree, meta = checkpoint.read_checkpoint(path, key=key)
     if not {"clients", "prepared"} <= meta.keys():
-        raise CheckpointError(f"checkpoint {path} is of an earlier version; delete it to start over")
+        raise CheckpointError(f"checkpoint {path} comes from an earlier version; delete it to start again")
     return unpack(tree, meta, device)
 
 

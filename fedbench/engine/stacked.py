@@ -318,7 +318,9 @@ class Unread(Clock):
     def __getattribute__(self, name: str) -> Any:
         """As any object's; but the round raises RuntimeError."""
         if name == "round":
-            raise RuntimeError("it reads the round; let `draw` put what depends on it into the batch's noise")
+            raise RuntimeError(
+                "it reads the round; let `draw` put values that depend on the round into the batch's noise"
+            )
         return super().__getattribute__(name)
 
 
@@ -516,7 +518,7 @@ class StackedTrainer(Engine):
             except torch.OutOfMemoryError:
                 if self.chunk == 1:
                     raise FedbenchError(
-                        "memory does not hold the training of one client; use a smaller model or "
+                        "memory is too small to train one client; use a smaller model or "
                         "protocol.local.batch_size, or hardware.device=cpu"
                     ) from None
                 self.chunk = min(self.chunk, len(order) - begin) // 2 or 1

@@ -1,4 +1,4 @@
-"""What an engine does with a cohort: train it, score it. Looped, stacked and worker engines are Engines."""
+"""The interface of engines: train a cohort, score it. The looped, stacked and workers engines implement it."""
 
 from __future__ import annotations
 

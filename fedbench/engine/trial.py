@@ -68,8 +68,8 @@ def check_cuts(setup: Setup) -> None:
         if 1 in counts:
             short = f"of a mini-batch of {int(lasts.min())} (protocol.local.batch_size={local.batch_size})"
             raise ConfigError(
-                f"{type(setup.method).__name__} trains on parts {short}, of which batch normalisation gets a single "
-                "value; use a model without it, another batch size, protocol.local.drop_last=true, or a partition "
+                f"{type(setup.method).__name__} trains on parts {short}, and batch normalisation gets a single value; "
+                "use a model without it, another batch size, protocol.local.drop_last=true, or a partition "
                 "with larger clients"
             )
 

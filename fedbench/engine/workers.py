@@ -122,8 +122,8 @@ def _without_main() -> Iterator[None]:
         yield
     except (pickle.PicklingError, AttributeError) as error:
         raise ConfigError(
-            f"worker processes do not import the script, and cannot have what it defines ({error}): put it into a "
-            "module that the script imports, or run with hardware.engine=looped"
+            f"worker processes do not import the script, so they lack its definitions ({error}): move them to a module "
+            "that the script imports, or use hardware.engine=looped"
         ) from error
     finally:
         sys.modules["__main__"] = main

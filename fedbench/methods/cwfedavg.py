@@ -6,8 +6,8 @@ asked for but read off the output layer: p~_ij = ||v_ij||_2 / sum_k ||v_ik||_2, 
 distribution regulariser keeps it near p_i: client i minimises F_i(w) + lambda / 2 ||p_i - p~_i||_2.
 As the README of the authors' code runs it, the output layer alone is class-wise and the layers below are averaged by
 n_i / n, lambda is 10; its second command has all layers class-wise (preset `cwfedavg_all`). `distribution: empirical`,
-a switch of that code, has the server use p_i itself. Only the abstract of the paper was at hand: what is above is the
-code, serveravgCW.py and clientavgCW.py, and there is no preset of the text.
+a switch of that code, has the server use p_i itself. We know only the abstract of the paper. The description follows
+the code, serveravgCW.py and clientavgCW.py, and there is no preset of the text.
 Deviations: the code's clients mix with the norms of the model that they hold, which for one that was away is its last
 upload's here too; it needs all clients in every round. A class that no client of the round has keeps its model
 (`empirical` alone; the code divides by zero).

@@ -62,7 +62,7 @@ class FedAMP(Mixing):
         unread = [name for name in OF_COSINE if getattr(self, name) != getattr(FedAMP, name)]
         if self.attention == "distance" and unread:
             raise ConfigError(
-                f"method.{unread[0]}={getattr(self, unread[0])} is of attention=cosine; leave it out, or use that"
+                f"method.{unread[0]}={getattr(self, unread[0])} needs attention=cosine; leave it out, or set that"
             )
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:

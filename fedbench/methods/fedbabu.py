@@ -2,8 +2,8 @@
 
 Algorithm 1: the head stays as it was drawn, the same on every client, for the whole of training; clients train and
 the server averages (by n_k / n) the body alone. A client is scored after fine-tuning the received model for tau_f
-epochs (body and head together); what it tuned is thrown away. The head crosses the network never: it is drawn from a
-common seed. Batch normalisation: affine parameters and running statistics are the body's, shared.
+epochs (body and head together); the tuned model is discarded. The head is never sent: all draw it from a common
+seed. Batch normalisation: affine parameters and running statistics are the body's, shared.
 """
 
 from __future__ import annotations

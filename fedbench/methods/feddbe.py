@@ -33,7 +33,7 @@ OWN = ("bias", "mean", "running")  # leaves beside the network's
 
 @dataclass(frozen=True)
 class FedDBE(FedAvg):
-    """FedAvg whose clients keep their features' bias, and pull their features' mean to that of all.
+    """FedAvg whose clients keep the bias of their features and pull the features' mean to the global mean.
 
     Memory: * [N, ...] if private; bias [N, d], z_k; mean [N, d], m
     """

@@ -6,8 +6,8 @@ weights are a matrix [o k, c k], A is [r k, c k] and B [o k, r k], r the share `
 linear layer's weights do. In a round a client trains A and B first, under the received sigma, for `personal_epochs` of
 its local epochs, then sigma under the new A and B for the rest. Biases and normalisation have no personal part.
 Defaults are the CIFAR-10 command of the README of the authors' code (40 and 0.8 are its options' defaults, for
-CIFAR-100). Only the abstract of the paper was at hand: what is above is the code, client.py and loralib/layers.py, and
-there is no preset of the text.
+CIFAR-100). We know only the abstract of the paper. The description follows the code, client.py and loralib/layers.py,
+and there is no preset of the text.
 Deviations: sigma is averaged by size, over the round's clients (the code: all clients alike, also those that were not
 drawn; its clients are equally large). An epoch of the shared part is left where the protocol has too few; where it
 counts iterations, the shared part has them all. r is at least one. A grouped convolution's matrix is [o k, (c / g) k].

@@ -28,7 +28,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Local objectives whose joint stationary point is that of the global one.
+    """FedAvg with local objectives whose joint stationary point is that of the global objective.
 
     Server: model/* [...]; drift/* [...], of the weights
     Memory: * [N, ...], lambda_k of the weights

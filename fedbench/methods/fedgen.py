@@ -37,7 +37,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg with a feature generator that tells each client what the others' classifiers know.
+    """FedAvg with a feature generator that gives each client the knowledge of the others' classifiers.
 
     Server: * [...]; generator/**
     Memory: nothing

@@ -74,8 +74,10 @@ def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tens
         raise ConfigError(f"{method} is defined for SGD; choose protocol.optimizer.name=sgd")
     rho = optimizer.momentum
     if rho and optimizer.state == "kept":
-        raise ConfigError(f"{method} takes momentum to begin anew each round; choose protocol.optimizer.state=fresh")
+        raise ConfigError(
+            f"{method} needs momentum that starts again in each round; choose protocol.optimizer.state=fresh"
+        )
     if optimizer.schedule.by == "step":
-        raise ConfigError(f"{method} takes one rate a round; choose protocol.optimizer.schedule.by=round")
+        raise ConfigError(f"{method} needs one learning rate a round; choose protocol.optimizer.schedule.by=round")
     steps = steps.double()
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

@@ -30,7 +30,7 @@ FLOOR = 1e-8  # sum of q that a label counts at least
 
 @dataclass(frozen=True)
 class FedRC(FedEM):
-    """A few models for all; a client's weights tell concepts apart, not shares of labels.
+    """A few models shared by all; a client's weights separate concepts, not label shares.
 
     Server: component/* [M, ...]; labels [N, M, K], sums of q
     Message: component/* [M, ...]; labels [M, K], P

@@ -41,8 +41,8 @@ class FedRep(FedAvg):
         super().__post_init__()
         if self.head_epochs is not None and self.head_iterations is not None:
             raise ConfigError(
-                f"method.head_epochs={self.head_epochs} counts only without head_iterations={self.head_iterations}; "
-                "use one of them"
+                f"method.head_epochs={self.head_epochs} has no effect with head_iterations={self.head_iterations}; use "
+                "one of them"
             )
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
@@ -71,7 +71,7 @@ class FedRep(FedAvg):
             return head, local.iterations
         if head >= local.iterations:
             raise ConfigError(
-                f"method.head_iterations={head} leaves nothing of protocol.local.iterations={local.iterations} "
-                "for the body; lower it"
+                f"method.head_iterations={head} leaves none of protocol.local.iterations={local.iterations} for the "
+                "body; lower it"
             )
         return head, local.iterations - head

@@ -34,7 +34,7 @@ ABSENT = 1e-8  # the count of a class that a client has no sample of
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """A generic head with a balanced loss, a personal one on top of it or beside it.
+    """A generic head with a balanced loss, and a personal head added to it or separate.
 
     Server: * [...], the body, and the generic head unless generic_stays
     Memory: own/* [N, ...], the personal head; * [N, ...] if generic_stays, the generic head; log_counts [N, K]

@@ -33,7 +33,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedSelect(Method):
-    """Personal entries that grow in number, and a mean of the others over those that share them.
+    """FedAvg with a growing number of personal entries; the others are averaged over the clients that share them.
 
     Server: * [...], all but the private leaves
     Memory: * [N, ...] if private; own/* [N, ...], the last model; last/* [N, ...], when its mask grew last;

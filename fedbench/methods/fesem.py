@@ -57,7 +57,7 @@ class FeSEM(Coalitions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.drawn and self.pretrain_rounds:
-            raise ConfigError("method.drawn needs method.pretrain_rounds=0: centres trained alone start alike")
+            raise ConfigError("method.drawn needs method.pretrain_rounds=0: trained centres would start equal")
 
     @property
     def inner(self) -> Method:

@@ -37,8 +37,7 @@ class Finetune(FedAvg):
         super().__post_init__()
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
-                f"method.epochs={self.epochs} counts only without steps, of which there are {self.steps}; use "
-                "steps=null, or epochs=null"
+                f"method.epochs={self.epochs} has no effect with steps={self.steps}; use steps=null, or epochs=null"
             )
 
     @property

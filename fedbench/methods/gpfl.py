@@ -38,7 +38,7 @@ LEAST = 1e-12  # of a sum of squares under a root, whose slope at zero is infini
 
 @dataclass(frozen=True)
 class GPFL(Method):
-    """A shared body, told by a valve which features are for all and which for the client's own head.
+    """A shared body with a valve that separates global features from those for the client's personal head.
 
     Server: * [...], the body; valve/**; classes/embeddings [K, d]
     Memory: * [N, ...], the head; own/shares [N, K]; own/conditions [N, 2, d] if conditions are own, g and p_i

@@ -27,7 +27,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """k models; each client works on the one that fits its data best.
+    """k models; each client trains the one that fits its data best.
 
     Server: * [k, ...]
     Memory: nothing

@@ -46,7 +46,7 @@ class KNNPer(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.votes == "softmax" and self.scale != 1:
-            raise ConfigError(f"method.scale={self.scale} is of votes=shares; leave it out, or use that")
+            raise ConfigError(f"method.scale={self.scale} needs votes=shares; leave it out, or set that")
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

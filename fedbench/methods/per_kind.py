@@ -1,7 +1,7 @@
-"""Any method inside each kind of client: its server serves the clients of one kind as if there were no other.
+"""Any method inside each modality: a separate server for the clients of each.
 
-FedSaC's Table 2 runs FedAvg and pFedGraph so, "executing tasks separately within each modality". With one kind it is
-the method inside. A method that prepares with all clients' data before round 0 cannot be inside.
+FedSaC's Table 2 runs FedAvg and pFedGraph in this way, "executing tasks separately within each modality". With one
+modality it is the inner method. A method that prepares with all clients' data before round 0 cannot be inside.
 """
 
 from __future__ import annotations

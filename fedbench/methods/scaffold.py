@@ -87,8 +87,8 @@ class Scaffold(Method):
         lowest = optimizer.lr * float(factors(optimizer.schedule, client.clock.rounds).min())
         if lowest < LEAST_LR:
             raise ConfigError(
-                f"scaffold divides changes of float32 weights by the rate, which at {lowest:g} leaves too few "
-                f"digits of its control variates; use a rate of at least {LEAST_LR:g}, or method.option=1"
+                f"scaffold divides changes of float32 weights by the learning rate; at {lowest:g} its control variates "
+                f"keep too few digits; use a rate of at least {LEAST_LR:g}, or method.option=1"
             )
         factor = accumulation(client.steps, client.optimizer, "scaffold") * client.lr
         shared = trees.part(client.message, "control")

@@ -63,7 +63,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             if not (child.affine and child.track_running_stats):
-                raise ConfigError(f"batch norm '{name}': only affine=True with track_running_stats=True is offered")
+                raise ConfigError(f"batch norm '{name}': only affine=True with track_running_stats=True is supported")
             ours = BatchNorm(child.num_features, 0.1 if child.momentum is None else child.momentum, child.eps)
             ours.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
             setattr(module, name, ours)

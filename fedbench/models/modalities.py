@@ -270,7 +270,7 @@ class KindTask(Task):
 
 
 class JointTask(Task):
-    """What a server knows of networks of several kinds: the leaves of all. It runs none: see `kinds`."""
+    """The networks of all modalities as a server sees them: the leaves of all. It runs none; see `kinds`."""
 
     def __init__(self, tasks: Sequence[Task], names: Sequence[str], kind: Tensor) -> None:
         """`tasks` and `names` of the kinds; `kind` [N] is the place in them of each client's.

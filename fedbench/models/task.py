@@ -1,9 +1,9 @@
-"""The task contract: what a method may ask of a model. Parameters are trees, the network is a pure function.
+"""The task: a network as a pure function of a tree of parameters, with everything that a method may ask of it.
 
-A network is an `nn.Sequential` of named stages whose last is called `head` (its last layer), so it can be run up to or
-from any stage. Where it is split into body and classifier is one setting, `Model.classifier`, that the groups @head,
-@body and @classifier, `features` and `head` all follow:
-- `own`: as each method's own paper has it; the classifier is the last layer, and @classifier every fully connected one;
+A network is an `nn.Sequential` of named stages that can be run up to or from any stage. The last stage and layer is
+called `head`. The setting `Model.classifier` splits it into body and classifier. The groups @head, @body and
+@classifier, `features` and `head` all follow it:
+- `own`: as in each method's paper; the classifier is the last layer, and @classifier every fully connected one;
 - `last`: the last layer;
 - `linear`: every fully connected layer.
 """
@@ -156,8 +156,8 @@ class Task:
         stage = self.first_stage(("@head",))
         if stage is None or not self.groups["@body"]:
             raise ConfigError(
-                "model.classifier=linear: the fully connected layers are not the last stages above a body "
-                "of others; choose another model, or model.classifier=last"
+                "model.classifier=linear: the fully connected layers are not the last stages after a body of other "
+                "layers; choose another model, or model.classifier=last"
             )
         return stage
 

@@ -83,7 +83,7 @@ def _weights(path: Path, _: str) -> dict[str, torch.Tensor]:
         consume_prefix_in_state_dict_if_present(state, PARALLEL)
     for name, leaf in state.items():
         if not leaf.isfinite().all():
-            raise DataCorrupt(f"{path}: '{name}' holds values that are not finite; take weights of another epoch")
+            raise DataCorrupt(f"{path}: '{name}' holds values that are not finite; use weights of another epoch")
     return state
 
 
@@ -291,7 +291,7 @@ AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}  
 
 
 class Certain(nn.Identity):
-    """Where a random layer was; a network that reads how often it drops, as timm's attention does, reads never."""
+    """Replaces a random layer; its drop rate reads as zero, as timm's attention expects."""
 
     p = drop_prob = 0.0
 
@@ -366,8 +366,8 @@ class LibraryModel(Model):
             if self.architecture is None:
                 raise ConfigError(f"model={self.library} has no network; give model.architecture=NAME, as {known[0]}")
             raise ConfigError(
-                f"model.architecture={self.architecture} is no network of {self.library}; "
-                f"nearest: {nearest(self.architecture, known)}"
+                f"model.architecture={self.architecture} is not a network of {self.library}; nearest: "
+                f"{nearest(self.architecture, known)}"
             )
         net = self.create(channels, classes)
         for place, module in list(net.named_modules()):
@@ -382,8 +382,8 @@ class LibraryModel(Model):
         after = [module for _, module in layers[layers.index(linear[-1]) + 1 :]] if linear else []
         if not linear or any(not isinstance(module, nn.Identity) for module in after):
             raise ConfigError(
-                f"{self.library}'s {self.architecture} does not end in a linear layer, which fedbench takes as the "
-                "head; write it as a model of your own: docs/datasets.md"
+                f"{self.library}'s {self.architecture} does not end in a linear layer, which fedbench needs as the "
+                "head; write your own model: docs/datasets.md"
             )
         return linear[-1]
 

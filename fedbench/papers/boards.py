@@ -1,14 +1,14 @@
 """A leaderboard: all methods tuned alike on validation samples, then scored once on test samples (conf/leaderboard/).
 
 A row is a method, a federation a partition of the board's data. In each federation every row has the same number of
-trials. The first is the default; the others are drawn from the clients' learning rate and what the method's YAML names
-under `tune`, at most two of its own keys. Successive halving keeps the better half of the trials by validation accuracy
-from rung to rung. What is left at the last rung runs with all tuning seeds, and the best mean is chosen. The final runs
-have other seeds and read test samples after their last round.
+trials. The first has the default values. The others draw the clients' learning rate and at most two keys that the
+method's YAML names under `tune`. Successive halving keeps the better half of the trials by validation accuracy from
+rung to rung. The trials of the last rung run with all tuning seeds, and the best mean is chosen. The final runs have
+other seeds and read test samples after their last round.
 
-Work goes rung by rung over all rows and federations, then seed by seed, so an interrupted board is a fair one with
-fewer seeds. All of it is ordinary runs: a rung's runs are not continued in the next one, as methods may depend on how
-many rounds there are.
+The board runs rung by rung over all rows and federations, then seed by seed, so an interrupted board is fair, with
+fewer seeds. All runs are ordinary runs. A rung's runs are not continued in the next one, because a method may depend on
+the number of rounds.
 """
 
 from __future__ import annotations
@@ -177,14 +177,16 @@ class Board:
         if not self.seeds or not self.tuning_seeds or not self.federations:
             raise ConfigError(f"{where} needs seeds, tuning_seeds and federations")
         if both := {*self.seeds} & {*self.tuning_seeds}:
-            raise ConfigError(f"{where} tunes on seed {min(both)}, which a final run has; use another in tuning_seeds")
+            raise ConfigError(
+                f"{where} tunes on seed {min(both)}, which is also a final seed; use another in tuning_seeds"
+            )
         if list(self.rungs) != sorted({*self.rungs}) or self.trials < 2 ** (len(self.rungs) - 1) or not self.rungs:
             raise ConfigError(
                 f"{where}: {self.trials} trials over rungs of {list(self.rungs)} rounds; half of them enter the next "
                 "rung, and one must be left"
             )
         if "local" not in self.references:
-            raise ConfigError(f"{where}: references must hold local, which every row is measured against")
+            raise ConfigError(f"{where}: references must contain local, because every row is compared with it")
         for name in (*self.references, *self.without):
             if name not in {**self.all_rows, **dict.fromkeys(groups.names("method"))}:
                 raise unknown(f"row of {where}", name, self.all_rows)
@@ -299,7 +301,7 @@ class Entry:
 
 
 class Ledger:
-    """The rows of a board that are recorded, and the runs that they lack."""
+    """The recorded rows of a board, and their missing runs."""
 
     def __init__(self, board: Board, folder: Path, settings: Sequence[str] = ()) -> None:
         """`settings` are overrides of every run that change no result, as runs_dir=DIR.
@@ -331,7 +333,7 @@ class Ledger:
                 f"({made['hash']}, now {board.hash}): restore it, or copy it to another name for another board"
             )
         if lost := {row for _, _, row, *_ in self.lines} - {*board.all_rows}:
-            raise ConfigError(f"{self.folder} has a row '{min(lost)}', and no method of that name is here")
+            raise ConfigError(f"{self.folder} has a row '{min(lost)}', but there is no method of that name")
 
     def entries(self, stage: BoardStage, rows: Sequence[str] = ()) -> Iterator[Entry]:
         """Yield the runs of a stage, of the rows that are asked for (none: all), as far as earlier stages tell."""

@@ -225,7 +225,7 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
 
 @dataclass(frozen=True)
 class Match:
-    """A cell of ours beside the published value of another row, or its own, in the same column and metric."""
+    """Our cell beside its own or another row's published value, in the same column and metric."""
 
     column: str
     metric: str

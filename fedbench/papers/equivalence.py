@@ -10,10 +10,10 @@ and the interval of confidence 1 - a is d +- (t(1 - a / 2, df) se + r), r being 
   J. Pharmacokinet. Biopharm. 1987).
 - `different`: the 95 % interval lies wholly outside [-margin, margin].
 - `inconclusive`: neither.
-- `undecidable`: neither, and `equivalent` could not have come out, whatever our seeds had given.
+- `undecidable`: neither, and no outcome of our seeds could be `equivalent`.
 
-No published spread: the paper's seeds are taken to vary as ours, se^2 = s^2 (1 / n + 1 / k) with n - 1 degrees of
-freedom. That is wider than a known spread of the same size would give, as nothing is learnt about it from the paper.
+No published spread: the paper's seeds are assumed to vary as ours do, se^2 = s^2 (1 / n + 1 / k) with n - 1 degrees of
+freedom. The interval is wider than with a printed spread of the same size.
 
 A share of N clients (IPR) moves in steps of one client and ends at 0 and 100 %, where seeds may all agree by chance. So
 its s is at least that of N independent clients, 100 sqrt(q (1 - q) / N), q = (hits + 1/2) / (n N + 1) (Jeffreys). With
@@ -46,7 +46,7 @@ UNDECIDABLE = "undecidable"
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known of some seeds, in the metric's unit."""
+    """Mean, spread and number of seeds, in the metric's unit."""
 
     mean: float
     std: float | None  # sample standard deviation; None: not known

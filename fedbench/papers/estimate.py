@@ -1,10 +1,10 @@
-"""What a plan will take: time, memory and disk of the runs that it lacks, on this machine.
+"""Estimate time, memory and disk of the missing runs of a plan on this machine.
 
-A run of which another seed is finished takes what that one took. Otherwise its client-steps are multiplied by the
-seconds of a step of FedAvg with the same data, model and local work, timed as where an engine is picked; the method's
-stages and the scoring of each client's model count. What happens inside a step (proximal loops, a second gradient), on
-the server and before the first round does not, so a first estimate is a lower bound for such methods. Where clients
-share one model, which is scored but once on the test set of all, it is an upper one.
+If another seed of a run is finished, the estimate is the time of that seed. Otherwise it is the number of client steps
+times the seconds of a step of FedAvg with the same data, model and local work. It counts the method's stages and the
+scoring of each client's model. It leaves out work inside a step (proximal loops, a second gradient), on the server and
+before the first round, so it is a lower bound for such methods. If clients share one model, which is scored once on the
+global test set, it is an upper bound.
 """
 
 from __future__ import annotations

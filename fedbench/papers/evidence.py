@@ -52,7 +52,7 @@ SEEDS = (0, 1, 2)  # an interval from two seeds is 4.5 standard deviations wide 
 
 @dataclass(frozen=True)
 class ColumnWork:
-    """What a column of a table lacks, and what it costs."""
+    """The missing runs of a table's column, and their cost."""
 
     selection: Selection  # of this column
     missing: tuple[Job, ...]
@@ -74,7 +74,7 @@ def evidence_command(arguments: Sequence[str]) -> int:
     selection, names = select(arguments, KEYS)
     if selection.changed:
         raise ConfigError(
-            f"{selection.changed[0]} changes results, so they would not be of the papers' settings; see --help"
+            f"{selection.changed[0]} changes results, so they would not have the papers' settings; see --help"
         )
     selection = replace(selection, seeds=selection.seeds or SEEDS)
     launcher, at_once = launcher_of(selection)

@@ -1,6 +1,6 @@
-"""The arrays that a figure is drawn from, collected from its runs and kept beside it.
+"""The arrays of a figure, collected from its runs and stored with it.
 
-R rows, C columns, S seeds, T rounds, N clients, K classes; nan where a run is not there.
+R rows, C columns, S seeds, T rounds, N clients, K classes; nan if a run is missing.
 - `rows` [R], `columns` [C], `seeds` [S]: labels;
 - `score/COLUMN` [R, C, S]: of the result rows (reads.scores);
 - `round` [T], `curve/COLUMN` [R, C, S, T]: of rounds.csv (reads.curves);

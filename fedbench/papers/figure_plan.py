@@ -215,9 +215,9 @@ ARCHIVE = "figures.zip"
 Arrays = Mapping[str, np.ndarray]
 HEAD = """# Figures of the five papers
 
-`make figures scale=quick` makes all figures. `make figure-NAME` makes one, at the paper's setting if its data are on the
-machine. `make tables` draws them again from the arrays in `SCALE/figures.zip`. A claim is the paper's, about its own
-data and settings. Only a figure at the paper's setting can support or refute it. The other figures show the same
+`make figures scale=quick` makes all figures. `make figure-NAME` makes one, at the paper's setting if its data are on
+the machine. `make tables` draws them again from the arrays in `SCALE/figures.zip`. A claim is the paper's, about its
+own data and settings. Only a figure at the paper's setting can support or refute it. The other figures show the same
 quantities on other data.
 """
 RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
@@ -225,7 +225,7 @@ RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is said of a drawn figure."""
+    """A drawn figure and its description."""
 
     name: str
     scale: str

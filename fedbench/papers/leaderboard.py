@@ -1,4 +1,4 @@
-"""`python -m fedbench leaderboard`: tune and run what a board lacks, judge it, draw it."""
+"""`python -m fedbench leaderboard`: tune and run the missing runs of a board, judge it, draw it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
     if words or not selection.board:
         raise ConfigError("which board? board=NAME; see python -m fedbench leaderboard --help")
     if selection.changed:
-        raise ConfigError(f"{selection.changed[0]}: a board is run as it is declared; copy its YAML to another name")
+        raise ConfigError(
+            f"{selection.changed[0]}: a board runs only as declared; copy its YAML to another name and change it there"
+        )
     board = boards.load_board(selection.board)
     if lost := {*selection.seeds} - {*board.seeds}:
         raise ConfigError(f"seeds: the board has no seed {min(lost)}; its seeds are {list(board.seeds)}")
@@ -82,7 +84,7 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
     write_text(page, standings.standings_markdown(drawn))
     print(f"{page}: {amount(drawn.runs, 'run')}, {drawn.cost:.2f} hours by their clocks")
     if store.table_folders(results):  # a page has one at least
-        print(f"beside the tables: python -m fedbench report {results}")
+        print(f"with all tables on one page: python -m fedbench report {results}")
     lacking, board = dict[str, list[str]](), ledger.board
     said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}
     for federation, row in product(board.federations, rows or board.all_rows):

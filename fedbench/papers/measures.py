@@ -40,7 +40,7 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """What a table reads off a run."""
+    """What a table reads from a run."""
 
     name: ClassVar[str]
 
@@ -102,14 +102,18 @@ class Clients(Measure):
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
-            raise ConfigError(f"measure clients: first={self.first}, last={self.last} is no range; clients begin at 0")
+            raise ConfigError(
+                f"measure clients: first={self.first}, last={self.last} is not a range; clients are numbered from 0"
+            )
 
     def value(self, run: Run, baseline: Run | None) -> float:
         """Return the number. Raises ConfigError where the run has no such clients."""
         rows = run.client_rows[self.first : self.last + 1]
         if len(rows) <= self.last - self.first:
             count = len(run.client_rows)
-            raise ConfigError(f"measure clients: the run has {amount(count, 'client')}, from 0 on, so no {self.last}")
+            raise ConfigError(
+                f"measure clients: the run has {amount(count, 'client')}, numbered from 0, and no {self.last}"
+            )
         return float(np.mean([float(row["acc"] or "nan") for row in rows]))
 
     @property

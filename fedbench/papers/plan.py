@@ -259,7 +259,7 @@ def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
         place = str(data.get("root")), str(data.get("path"))
         if places.setdefault(job.key, place) != place:
             name = job.config.labels["dataset"]
-            raise ConfigError(f"two columns have other data under one name, {name}: rename the file or folder of one")
+            raise ConfigError(f"two columns read different data with the same name, {name}: rename a file or folder")
 
 
 def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:

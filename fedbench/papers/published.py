@@ -3,9 +3,9 @@
 Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
 value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
 
-A margin is how far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
-It is fixed before any number is looked at: one point of accuracy or of RSD, one client of all for IPR, and ten per cent
-of the published value for ratios, similarities, times and counts.
+A margin is the largest difference from a published value that still counts as agreement, in the metric's unit. It is
+fixed before any number is seen: one point of accuracy or RSD, one client for IPR, and ten per cent of the published
+value for ratios, similarities, times and counts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read_published(path: Path) -> tuple[Published, ...]:
             found.append(_value(row))
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise Damaged(
-            f"{path} is damaged in line {line}; bring it back: git restore, or install fedbench again"
+            f"{path} is damaged in line {line}; restore it with git restore, or install fedbench again"
         ) from error
     return tuple(found)
 

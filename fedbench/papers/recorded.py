@@ -1,15 +1,13 @@
-"""What earlier calls left in a table's folder: values that still stand, and cells that other code made.
+"""Stored values of a table that are still valid, and cells made by other code.
 
-A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline, are
-those that the cell has today, and the cell is still measured in the same way.
+A stored value is valid if its run keys (the run's and its baseline's) and its measure are the cell's current ones.
 
-A run is measured against the Local that lay beside it. Where that Local was gone and was run again for a later run,
-on a machine that rounds otherwise, the table shows the new one under the same run key; what was measured before is
-told by the accuracies of the clients (clients.npz), where they are kept.
+A run is compared with the Local in its runs folder. If that Local is missing and is made again on a machine that rounds
+differently, the table shows the new Local under the same run key. The accuracies of the clients (clients.npz), if
+stored, identify values that were measured against the old one.
 
-Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before
-code was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
-`another_local`.
+Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without code is older than code
+hashes; its commit identifies it, and tests hold the numbers of later changes. For Local see `another_local`.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozens
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table as it was stored; nothing, if it never was."""
+    """A stored table, empty if there is none."""
 
     table: TableResult | None = None
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key

@@ -122,7 +122,7 @@ def _seeds(given: Any) -> list[int]:
     """Return `seeds=5` as the first five; `seeds=[0,3]` as it is."""
     listed = list(range(given)) if type(given) is int else given
     if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
-        raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
+        raise ConfigError(f"seeds={given}: give a number (seeds=5, at least 1) or a list (seeds=[0,3])")
     return sorted({*listed})
 
 
@@ -137,8 +137,8 @@ def _of_every_run(override: str) -> str:
         raise ConfigError(f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]")
     if key == "force":
         raise ConfigError(
-            f"{override}: what is finished is not run again here; stale=rerun repeats what other code made, and "
-            "reproduce's retry=true what failed"
+            f"{override}: finished runs are not repeated here; stale=rerun repeats runs of other code, and retry=true "
+            "failed runs"
         )
     return override
 
@@ -241,7 +241,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     for reason, lacking in reasons.items():
         console.print(f"{named(plan, lacking)}: {reason}", markup=False)
     if missing:
-        print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
+        print("timing the runs on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
             console.print(line, markup=False)
 
@@ -322,7 +322,7 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
         f"{'complete' if whole else 'incomplete'}: {there} of {amount(len(cells), 'cell')} asked for are in "
         f"{folder / 'table.md'}{rest}; {amount(made, 'run')} asked of this call"
     )
-    print(f"with curves and matrices: python -m fedbench report {results}")
+    print(f"one page with curves and matrices: python -m fedbench report {results}")
     return OK if whole else INCOMPLETE
 
 
@@ -455,11 +455,13 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
     from fedbench.engine.workers import available_workers
 
     if selection.jobs < 0:
-        raise ConfigError(f"jobs={selection.jobs}: how many runs at once, at least 1, or 0 for one a core")
+        raise ConfigError(f"jobs={selection.jobs}: give the number of runs at once, at least 1, or 0 for one a core")
     jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
     if selection.launcher:
         if selection.jobs:
-            raise ConfigError(f"jobs={jobs} is not for a launcher, which says how many (joblib: launcher.n_jobs)")
+            raise ConfigError(
+                f"jobs={jobs} has no effect with a launcher; set its own number (joblib: launcher.n_jobs)"
+            )
         compose(selection.launcher)  # refuses what there is none of, before a step is timed
         return list(selection.launcher), jobs
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs

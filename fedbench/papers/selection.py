@@ -1,4 +1,4 @@
-"""What of a table is run, and how: a scale, and what a command line selects."""
+"""The part of a table to run: a scale, and the selection of a command line."""
 
 from __future__ import annotations
 

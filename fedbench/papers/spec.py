@@ -79,7 +79,7 @@ def exploratory_reasons(mark: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out, in words; said only below a table that was made so."""
+    """A finding in words, printed only below a table with that setting."""
 
     text: str
     changed: tuple[str, ...] = ()  # overrides of the command line with which it holds; none: the paper's setting
@@ -168,9 +168,7 @@ def content_of(group: str, name: str) -> dict[str, Any]:
     file = groups.file_of(group, name)
     content = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file), resolve=True))
     if (said := content.get("name", name)) != name:
-        raise ConfigError(
-            f"{file}: its name is {said!r}, so its results would go where those of {said} are; write {name}"
-        )
+        raise ConfigError(f"{file}: its name is {said!r}, so it would overwrite the results of {said}; write {name}")
     return content
 
 
@@ -189,8 +187,8 @@ def load_spec(name: str) -> TableSpec:
         )
         if metric.name not in ACCURACY and not told:
             raise ConfigError(
-                f"table '{name}': metric '{metric.name}' says no measure, and would be the accuracy; add measure: "
-                f"{{name: result, column: {metric.name}}}, or what else it is"
+                f"table '{name}': metric '{metric.name}' has no measure and would show the accuracy; add measure: "
+                f"{{name: result, column: {metric.name}}}, or another"
             )
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
@@ -253,7 +251,7 @@ def _check_reasons(line: Mapping[str, Any], where: str) -> None:
     for override, reason in exploratory_reasons(line.get("exploratory")).items():
         if not isinstance(reason, str) or not reason.strip():
             place = f"{where}: '{override}'" if override else where
-            raise ConfigError(f"{place} is marked exploratory without a reason; say what was seen before it was chosen")
+            raise ConfigError(f"{place} is exploratory without a reason; say which outcome was seen before the choice")
 
 
 def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple[LineT, ...]:

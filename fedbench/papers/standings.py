@@ -1,9 +1,9 @@
-"""What a leaderboard says: each federation's rows judged over seeds, as a Markdown page and for the page of all tables.
+"""The standings of a leaderboard: rows compared over seeds, for its Markdown page and the result page.
 
-Rows are compared over the seeds that both have (same partition, initial weights and batches) by Student's t, p adjusted
-by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told to be below the
-highest mean of those with most seeds, and above a reference (Local, a fine-tuned FedAvg) if it can be told to be. Seeds
-that only some rows have run count for none, so a board that is stopped within a seed is fair.
+Rows are compared over their common seeds (same partition, initial weights and batches) by Student's t, with p adjusted
+by Holm over a federation's comparisons of one kind. A row is among the best if it is not significantly below the
+highest mean of the rows with most seeds. It is above a reference (Local, a fine-tuned FedAvg) if the difference is
+significant. A seed counts only if all rows have run it, so a board that is stopped within a seed is fair.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Filled tables on disk: results/tables/NAME/, and below it the same table at other settings, NAME/SETTING/.
 
-A folder holds table.md for people and table.zip, which has all that is needed to draw the table again. In table.zip
-table.json holds the specification, the cells and the provenance, so the whole setting; rows.csv one line a run with its
-result row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
-clients.npz the accuracy of every client.
+A folder holds table.md for people and table.zip, from which the table can be drawn again. In table.zip, table.json has
+the specification, the cells and the provenance; rows.csv the result row of each run; curves.csv the learning curves;
+matrices.npz the collaboration matrices of the first seed; clients.npz the accuracy of every client.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a reader must know of how a table was made, and so whether its cells get verdicts (`is_paper_setting`)."""
+    """How a table was made, which decides whether its cells get verdicts (`is_paper_setting`)."""
 
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none

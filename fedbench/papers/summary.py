@@ -1,4 +1,4 @@
-"""How many published values of all filled tables have which verdict: verdicts.md beside them."""
+"""Count the verdicts of all filled tables, for verdicts.md."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The verdict on a cell: does what we measured agree with what the paper prints?
+"""The verdict on a cell: does our value agree with the published one?
 
-An equivalence test with a margin that is fixed in advance (fedbench.papers.published); the rule and its formulas are in
-fedbench.papers.equivalence, an account of both in docs/verdicts.md.
+An equivalence test with a margin that is fixed in advance (fedbench.papers.published); the formulas are in
+fedbench.papers.equivalence, and docs/verdicts.md explains both.
 
 - The test is over training seeds. They vary initial weights and batch order, and the partition unless it is kept
   (`partition_seed`, `partition=file`): then the verdict is on that partition alone.
-- Where no outcome of our seeds could be equivalent, as with one seed, what is not different is `undecidable`. That is
-  known before anything is run, from the published value, the margin and the numbers of seeds and clients.
+- If no outcome of our seeds could be equivalent, as with one seed, a value that is not different is `undecidable`. The
+  published value, the margin and the numbers of seeds and clients decide this before any run.
 - No verdict from values that are not finite (a censored time), on substitute data, at a reduced scale, or with settings
   changed on the command line but for those that the paper leaves open (`left_open` of the table); none where the paper
   prints nothing, and none on seconds, which depend on the machine.
-- A row whose setting was chosen after outcomes had been seen keeps its verdict, marked `exploratory` and counted apart.
+- A row whose setting was chosen after its outcome keeps its verdict, marked `exploratory` and counted separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a cell."""
+    """The verdict on a cell, with its statistics."""
 
     kind: str  # equivalent | different | inconclusive | undecidable | none
     difference: float = math.nan  # ours - published; nan if either is missing

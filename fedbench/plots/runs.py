@@ -1,4 +1,4 @@
-"""Pictures of any runs: a partition, accuracy over rounds, gain by client, who works with whom, tables, sweeps."""
+"""Figures of any runs: a partition, accuracy over rounds, gain by client, collaboration matrices, tables, sweeps."""
 
 from __future__ import annotations
 

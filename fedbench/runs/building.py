@@ -48,7 +48,7 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
     if dataset.tokens and not all(network.tokens for network in run.model.networks.values()):
         raise ConfigError(
-            f"{dataset.name} holds token numbers, which model={run.model.label} would take for quantities; use "
+            f"{dataset.name} holds token numbers, which model={run.model.label} would read as numbers; use "
             "model=embedding, or dataset.kind=table if they are"
         )
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
@@ -58,7 +58,7 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a client's model says of n samples, in their order, and what they are."""
+    """A client's predictions for n samples, in their order, and the true labels."""
 
     scores: NDArray[np.float64]  # [n, K], by which the method ranks the classes
     y: NDArray[np.int64] | None  # [n], the labels; None of samples that came without
@@ -88,20 +88,18 @@ class ScoredModels:
         if protocol.report == "mean_last_5":
             raise FedbenchError(
                 "the accuracies of this run are means over the models of five rounds (protocol.report=mean_last_5), so "
-                "no one model has them; make it with protocol.report=last"
+                "they belong to no single model; run it with protocol.report=last"
             )
         self._of_final_state = (protocol.score, protocol.report) == ("received", "last")
         sources = trees.under(models, "scored")
         if not (sources or self._of_final_state):
             raise FedbenchError(
-                f"the run did not keep the models that it scored (protocol.score={protocol.score}, "
-                f"protocol.report={protocol.report}), but those after its last round; make it again from the beginning "
-                "with save_models=true and force=true"
+                f"the run did not store its scored models (protocol.score={protocol.score}, "
+                f"protocol.report={protocol.report}), only those after its last round; run it again with "
+                "save_models=true and force=true"
             )
         if row.get("data", (found := fingerprint.content(run.dataset))) != found:
-            raise FedbenchError(
-                f"the run was made with other samples than those of dataset={run.labels['dataset']} now"
-            )
+            raise FedbenchError(f"the run used other samples than those of dataset={run.labels['dataset']} now")
         if parts := fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run)):
             fingerprint.warn_once(
                 f"the run was made by other code ({', '.join(parts)} changed since), so that predictions may differ"
@@ -128,7 +126,7 @@ class ScoredModels:
         """
         clients = self.setup.federation.clients
         if not 0 <= client < clients:
-            raise ConfigError(f"client={client}: the clients that this run trained are 0 to {clients - 1}")
+            raise ConfigError(f"client={client}: this run trained the clients 0 to {clients - 1}")
         kind = self.setup.kind_of(client)
         federation, labels = kind.federation, None
         if x is None:
@@ -154,7 +152,7 @@ class ScoredModels:
         """
         if not self._of_final_state:
             if self._sources["round"][client] < 0:
-                raise FedbenchError(f"client={client} has no model that was scored: no round drew it")
+                raise FedbenchError(f"client={client} has no scored model, because no round drew it")
             return trees.row(self._sources, client)
         setup, state = self.setup, self._state
         ids = next(ids for ids in scored_together(setup, state) if client in ids)

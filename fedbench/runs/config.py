@@ -1,4 +1,4 @@
-"""The typed, built components of one run, and the key that its result is kept under."""
+"""The typed, built components of one run, and the key of its result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a run will take on this machine, told before it begins: a few of its steps are timed, and its steps counted.
+"""Estimate the duration of a run on this machine before it begins, from a few timed steps and its number of steps.
 
-What servers do and what happens before the first round is not counted.
+The work of servers and the work before the first round are not counted.
 """
 
 from __future__ import annotations

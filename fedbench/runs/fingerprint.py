@@ -1,8 +1,8 @@
-"""What made a result besides its configuration: the content of its data, and the code that decides its numbers.
+"""Hashes of the data and of the code behind a result.
 
-A run's folder carries the content of the data in its name, so other samples make another run. The code is a hash a part
-(method, model, partition, engine) over the source text that decides the numbers (fedbench.core.source). It is written
-when a run begins and compared whenever the run is shown, resumed, used as Local or put into a table.
+The name of a run's folder contains the hash of its data, so other samples make another run. The code has one hash for
+each part (method, model, partition, engine) over the source that decides the numbers (fedbench.core.source). It is
+written when a run begins and compared whenever the run is shown, resumed, used as Local or put into a table.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def warn_of_edits(run: RunConfig) -> None:
     """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
     for part, roots in roots_of(run).items():
         if source.edited(_covered(part, roots)[1]):
-            warn_once(f"the code of {part} was edited after this process began, which runs what it was: start again")
+            warn_once(
+                f"the code of {part} was edited after this process began, which still runs the old code: restart it"
+            )
 
 
 def roots_of(run: RunConfig) -> dict[str, tuple[str, ...]]:

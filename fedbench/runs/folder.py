@@ -1,6 +1,6 @@
 """The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>-<data6>/.
 
-`result.json` is written last: a run is finished when it is there, and has checksums of its files by then.
+`result.json` is written last, after the checksums of all files. A run is finished if it exists.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def numeric_rows(files: ChecksummedFolder, name: str, *columns: str) -> list[dic
             for column, text in row.items():
                 float("nan" if column == NAME else text or "nan")
     except ValueError as error:
-        raise files.damaged(name, "it holds something else than numbers") from error
+        raise files.damaged(name, "it holds values that are not numbers") from error
     if not rows or not set(columns) <= set(rows[0]):
         raise files.damaged(name, "rows or columns are missing")
     return rows
@@ -246,7 +246,9 @@ class RunFolder:
         if row.get("key") != self.key:
             raise FedbenchError(f"{self.path} belongs to another configuration; delete the folder to run this one")
         if self.data and row.get("data", self.data) != self.data:
-            raise FedbenchError(f"{self.path} was made with other samples; delete the folder to run with these")
+            raise FedbenchError(
+                f"{self.path} was made with other samples; delete the folder to run with the current ones"
+            )
         return row
 
     def measures(self) -> dict[str, NDArray[np.float64]]:

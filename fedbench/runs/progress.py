@@ -1,4 +1,4 @@
-"""Runs as people see them: numbers in words, closing tables, and the progress of a run that goes on."""
+"""The output of runs for people: numbers in words, closing tables, progress."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ class FirstUse:
 
 
 class Output(Console):
-    """Standard output, of which somebody may read the first lines only (`| head`): what runs goes on."""
+    """Standard output that may be closed early (`| head`) without stopping the run."""
 
     def on_broken_pipe(self) -> None:
         """Print to nobody from now on; rich would end the process."""

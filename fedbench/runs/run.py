@@ -64,9 +64,9 @@ SHOWN = ("dataset", "partition", "model", "protocol", "seed")  # of the row, abo
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. Every part is read from its folder when it is first asked for.
+    """A finished run. Each part is read from its folder on first use.
 
-    Whatever is read raises Damaged where a file is not as it was written.
+    Reading a damaged file raises Damaged.
     """
 
     folder: Path
@@ -154,7 +154,7 @@ class Run:
         from fedbench.engine import checkpoint
 
         if not (self.folder / MODEL).is_file():
-            raise FedbenchError(f"{self.folder} kept no models; run it again with save_models=true and force=true")
+            raise FedbenchError(f"{self.folder} stored no models; run it again with save_models=true and force=true")
         return checkpoint.read_checkpoint(self.folder / MODEL)[0]
 
     @cached_property
@@ -292,7 +292,7 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
             if run.row["method"] == method:
                 references.setdefault(_setting(run), []).append(place)
         if not references:
-            raise ConfigError(f"no run of {method} among those collected, to compare others with")
+            raise ConfigError(f"no run of {method} among the collected runs to compare with")
         for run, mine in zip(runs, accuracy, strict=True):
             other = _reference(run, runs, references.get(_setting(run), []))
             theirs = np.full_like(mine, np.nan) if other is None else accuracy[other]

@@ -1,7 +1,7 @@
 """Experiment trackers: Weights & Biases, TensorBoard, MLflow.
 
-A failure of a tracker is told once and ends its logging, not the run, nor does one that is slow hold up a run: what it
-does has a time limit. What has failed is left for all later runs of the process, as a server that is gone stays gone.
+A failure of a tracker is reported once and ends its logging, not the run. Each call has a time limit, so a slow tracker
+does not delay a run. A failed tracker stays off for all later runs of the process.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tracker(Observer):
             _within(seconds, action)
         except Exception as error:  # noqa: BLE001 - the library's own failures are of many types
             LEFT.add(self.name)
-            log.warning("%s logging is off from here on: %s", self.name, " ".join(str(error).split())[:LINE])
+            log.warning("%s logging is off for the rest of the run: %s", self.name, " ".join(str(error).split())[:LINE])
         return not self.failed
 
 
@@ -202,7 +202,7 @@ LONGEST = 500  # characters of a parameter that every MLflow server takes
 
 
 class MlflowTracker(Tracker):
-    """An MLflow run; one that goes on is found by the run's key among the tags of its experiment."""
+    """An MLflow run. A resumed run is found by its key among the tags of the experiment."""
 
     name: ClassVar[str] = "mlflow"
     library: ClassVar[str] = "mlflow.tracking"

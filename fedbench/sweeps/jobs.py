@@ -1,4 +1,4 @@
-"""One job of the command line, in whatever process a launcher starts it, and what it sends back."""
+"""One job of the command line, in the process that a launcher starts, and its outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SweepCount:
-    """Where a sweep whose jobs run in this process, one after the other, stands."""
+    """The position in a sweep whose jobs run in this process, one after the other."""
 
     first: int  # number of its first job
     jobs: int
@@ -64,7 +64,7 @@ LAUNCHER = "launcher"  # file in a sweep's folder: the class of what launches it
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a job sends back: its row, or why it has none."""
+    """The outcome of a job: its row, or the reason for having none."""
 
     overrides: Mapping[str, str] = field(default_factory=dict)  # key -> value
     row: Mapping[str, Any] | None = None  # of a finished run
@@ -184,7 +184,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
         plain = run.plain
         name = run.settings.sweep.name
         if name and alone:  # nothing would be kept under it
-            raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
+            raise ConfigError(f"sweep.name={name} needs a sweep; add -m: python -m fedbench -m ...")
         if is_only_planned():
             from fedbench.runs.estimate import plan_lines
             from fedbench.runs.execution import folder_of
@@ -221,7 +221,7 @@ def _refuse_another_launcher() -> None:
     own = (Path(HydraConfig.get().sweep.dir) / LAUNCHER).read_text(encoding="utf-8")
     if HydraConfig.get().launcher.get("_target_") != own:
         name = HydraConfig.get().runtime.choices.get("hydra/launcher")
-        raise ConfigError(f"hydra/launcher={name} of a swept config comes too late; add it to the command")
+        raise ConfigError(f"hydra/launcher={name} in a swept config has no effect; add it to the command")
 
 
 def _execute(run: RunConfig) -> Run:

@@ -1,4 +1,4 @@
-"""What sweepers share: an experiment's values, their combinations, a scratch folder, and a table at the end."""
+"""Shared parts of sweepers: an experiment's values, their combinations, a scratch folder, and a closing table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise ConfigError(
-                f"{key}: a grid needs values, as 0.1,0.5 or range(5); for an interval hydra/sweeper=optuna"
+                f"{key}: a grid needs values such as 0.1,0.5 or range(5); an interval needs hydra/sweeper=optuna"
             )
     return [list(each) for each in itertools.product(*values.values())]
 

@@ -109,7 +109,9 @@ def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any
         FedbenchError: no trial finished.
     """
     if jobs.is_only_planned():
-        raise ConfigError("--dry-run: the trials of a tuning follow from one another; without hydra/sweeper it is told")
+        raise ConfigError(
+            "--dry-run: the trials of a tuning depend on each other, so they cannot be listed; leave out hydra/sweeper"
+        )
     tuning = typed(Tuning, settings, "hydra.sweeper")
     try:
         import optuna
@@ -156,9 +158,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
     if not ranked:
-        raise FedbenchError(
-            "no trial finished with a validation accuracy; a run finished earlier may lack it: force=true"
-        )
+        raise FedbenchError("no trial has a validation accuracy; an earlier run may lack it: force=true repeats it")
     shown = Table(title=f"best of {len(trials)} trials by validation accuracy", title_justify="left")
     for heading in ("trial", *params, "validation %"):
         shown.add_column(heading, justify="right")

@@ -10,7 +10,7 @@ On the command line `python -m fedbench check-method ditto`, in pytest:
     def test_fedavgm(check):
         check()
 
-What a method cannot promise it declares in `Method.conformance`.
+A method declares its exceptions in `Method.conformance`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(check: Check, subject: Subject) -> None:
         check(subject)
     except AssertionError:
         return None
-    raise AssertionError(f"{subject} passes, but declares that it does not: {reason}")
+    raise AssertionError(f"{subject} passes, although it declares an exception: {reason}")
 
 
 def check_method(method: Method | type[Method] | str, checks: Iterable[Check] = CHECKS) -> None:

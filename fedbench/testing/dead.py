@@ -1,7 +1,7 @@
-"""Leaves that do nothing: memory that stays as it was or that no hook uses, uploads that no server hook reads.
+"""Leaves without effect: memory that never changes or that no hook uses, uploads that no server hook reads.
 
-Each leaf is changed in several ways at two moments of a run. It is of use if anything that a client or the server makes
-of it then differs in a single bit.
+Each leaf is changed in several ways in two rounds of a run. It has an effect if any result of a client or the server
+then differs in a bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def dead_leaves(subject: Subject, kind: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Moment:
-    """What a round begins with: the server's state, and the message and memory of each client [N, ...]."""
+    """The inputs of a round: the server's state, and the message and memory of each client [N, ...]."""
 
     setup: Setup
     clock: Clock

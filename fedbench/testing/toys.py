@@ -226,7 +226,7 @@ class Subject:
             return cls(METHODS.build(config), given)
         kind = imported(given) if isinstance(given, str) else given
         if not (isinstance(kind, type) and issubclass(kind, Method)):
-            raise ConfigError(f"{given} is no subclass of fedbench.engine.method.Method")
+            raise ConfigError(f"{given} is not a subclass of fedbench.engine.method.Method")
         try:
             return cls(kind())
         except TypeError as error:  # an abstract hook, or a field without a default

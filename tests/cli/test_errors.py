@@ -73,7 +73,7 @@ BAD = [
         ["run"],
         "'run' is not of the form GROUP=OPTION or key=value; for example method=fedavg, without spaces or dashes",
     ),
-    (["hardware.device=gpu"], "hardware.device=gpu is none of auto, cpu, cuda and cuda:0, cuda:1, ..."),
+    (["hardware.device=gpu"], "hardware.device=gpu must be auto, cpu, cuda, or one GPU"),
     (["method=[fedavg"], "cannot read 'method=[fedavg'"),
     (["method=fedavg,"], "cannot read 'method=fedavg,': it ends too early"),
     (["method=[local,fedavg]"], "method=[local,fedavg] would mix them into one run; a run of each: -m method=local,"),
@@ -81,16 +81,16 @@ BAD = [
     (["runs_dir=~/x"], """; quote it twice: 'runs_dir="~/x"'"""),
     (["runs_dir=ä/ö(1)"], """; quote it twice: 'runs_dir="ä/ö(1)"'"""),
     (["dataset.path=a=b"], """; quote it twice: 'dataset.path="a=b"'"""),
-    (["runs_dir='~/x'"], "runs_dir=~/x: ~ is read by shells alone; write the folder out"),
+    (["runs_dir='~/x'"], "runs_dir=~/x: ~ is expanded only by shells"),
     (["record=cka"], "record is a list; write record=[cka]"),
     (["wandb.tags=a"], "wandb.tags is a list; write wandb.tags=[a]"),
-    (["method=3"], "method=3: the name of an option is a word; choose one: method=NAME"),
+    (["method=3"], "method=3: an option has a name; choose one: method=NAME"),
     (["~method"], "method: no option chosen"),
     (["runs_dir=${nowhere}"], "nowhere"),
     (["seed=???"], "seed"),
     (["partition=dir0"], "partition.alpha must be positive"),
-    (["sweep.name=../../evil"], "is a place; give a name, and the place as sweep.folder=FOLDER"),
-    (["sweep.name=.hidden"], "is a place"),
+    (["sweep.name=../../evil"], "contains a folder; give a name alone, and the folder as sweep.folder=FOLDER"),
+    (["sweep.name=.hidden"], "contains a folder"),
 ]
 
 
@@ -282,7 +282,7 @@ def test_an_npz_that_would_run_code_is_refused_without_advice_to_let_it(tmp_path
         with pytest.raises(FedbenchError) as caught:
             read_arrays(tmp_path / f"{name}.npz")
         assert "pickle" not in str(caught.value)
-        assert f"{name}.npz is no .npz of index arrays, or a damaged one" in str(caught.value)
+        assert f"{name}.npz is not a .npz of index arrays, or is damaged" in str(caught.value)
 
 
 def test_damaged_rounds_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,12 +121,12 @@ def test_what_cannot_be_written_is_said_in_one_line(capsys: pytest.CaptureFixtur
     assert "'kinds' already" in said("model", "kinds")  # registered without a YAML of its name
     assert "'base' already" in said("partition", "base")  # a module
     assert "'parts' already" in said("method", "parts")  # a folder of modules
-    assert "'My-Own' is no name of a module" in said("method", "My-Own")
-    assert "'class' is no name of a module" in said("method", "class")
+    assert "'My-Own' cannot name a module" in said("method", "My-Own")
+    assert "'class' cannot name a module" in said("method", "class")
     assert "unknown kind 'metod'; nearest: method" in said("metod", "mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "conf_dir", lambda: tmp_path / "fedbench" / "conf")
-        assert "this one is installed: run it in the clone" in said("method", "mine")
+        assert "new needs a clone of fedbench" in said("method", "mine")
     assert main(["new"]) == 2
     assert capsys.readouterr().out == f"{new.USAGE}\n"
 

@@ -204,5 +204,5 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
 @pytest.mark.parametrize("key", ["protocol.rounds", "method.name", "partition.alpha", "hardware.device"])
 def test_a_key_is_not_taken_away(key: str) -> None:
     """What stays would be a default of the code, which neither the YAML nor the label of the run names."""
-    with pytest.raises(ConfigError, match=rf"^~{key} would leave {key} to a value that nothing shows; write"):
+    with pytest.raises(ConfigError, match=rf"^~{key} would set {key} to a value that is shown nowhere; write"):
         compose.compose(["method=fedavg", "partition=dir0.1", f"~{key}"])

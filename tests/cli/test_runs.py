@@ -117,7 +117,7 @@ def test_errors_are_one_line(
 
 def test_a_missing_folder_for_the_output(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect", str(runs), "--out", str(runs / "no" / "x.csv")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def run_tta(folder: Path, method: str, accuracies: list[float]) -> Path:
@@ -270,8 +270,8 @@ def test_of_two_runs_of_local_the_one_behind_the_row_s_ipr_counts(tmp_path: Path
     ("arguments", "message"),
     [
         (["--against", "local"], "--against compares client by client; add --clients"),
-        (["--clients", "--margin", "-1"], "--margin -1: points of accuracy lie in 0 to 100"),
-        (["--clients", "--against", "ditto"], "no run of ditto among those collected"),
+        (["--clients", "--margin", "-1"], "--margin -1: it must be in 0 to 100 points"),
+        (["--clients", "--against", "ditto"], "no run of ditto among the collected runs"),
     ],
 )
 def test_comparisons_that_say_nothing_are_refused(

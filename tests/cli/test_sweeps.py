@@ -37,7 +37,7 @@ def test_sweep_runs_every_combination_and_leaves_no_litter(
 def test_a_named_sweep_needs_several_runs(toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]) -> None:
     """A single run would keep nothing under that name."""
     assert main(["sweep.name=mine"]) == 2
-    assert capsys.readouterr().err == "error: sweep.name=mine is of several runs; add -m: python -m fedbench -m ...\n"
+    assert capsys.readouterr().err == "error: sweep.name=mine needs a sweep; add -m: python -m fedbench -m ...\n"
     assert not list(executed)
 
 

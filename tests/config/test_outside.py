@@ -146,7 +146,7 @@ def test_a_package_without_its_module_or_with_another_thing_is_named(site: Path)
     installed(site, "one", {"method/gone": "two.gone:Own", "method/text": "one:TEXT"}, {"__init__.py": "TEXT = 'x'\n"})
     with pytest.raises(FedbenchError, match=r"method 'gone' of dist-one: two\.gone:Own does not import"):
         METHODS.get("gone")
-    with pytest.raises(FedbenchError, match="method 'text' of dist-one: one:TEXT is no class of a method"):
+    with pytest.raises(FedbenchError, match="method 'text' of dist-one: one:TEXT is not the class of a method"):
         METHODS.get("text")
 
 

@@ -192,7 +192,7 @@ def test_a_test_set_that_is_read_once_leaves_no_choice(more: str) -> None:
         ("protocol.test.fraction=1", r"\[0, 1\)"),
         ("protocol.report=best_val", "val_fraction > 0"),
         ("protocol.test.sets=validation", "val_fraction > 0"),
-        ("protocol.test.once=true", "before the last round; set protocol.test.val_fraction > 0$"),
+        ("protocol.test.once=true", "set protocol.test.val_fraction > 0$"),
         ("protocol.per_client=true", "use best_val, or per_client=false"),
         ("protocol.local.epochs=null", "epochs or iterations"),
         ("protocol.score=later", "unknown protocol.score 'later'"),

@@ -49,7 +49,7 @@ def test_it_lives_as_long_as_the_work_and_leaves_signals_alone(ray: Any) -> None
 def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ConfigError, match=r"hardware asks for Ray: pip install 'fedbench-harness\[ray\]'"),
+        pytest.raises(ConfigError, match=r"hardware needs Ray: pip install 'fedbench-harness\[ray\]'"),
         started_ray(None, {}, "hardware"),
     ):
         pass

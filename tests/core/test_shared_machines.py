@@ -107,5 +107,5 @@ def test_a_name_of_no_encoding_is_refused() -> None:
     command = [sys.executable, "-m", "fedbench", "method=local", b"dataset.path='j\xfcrgen.npz'"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    refusal = "has bytes that are no UTF-8; give the file or folder another name"
+    refusal = "is not UTF-8; rename the file or folder"
     assert done.stderr == f"error: dataset.path='j\\udcfcrgen.npz' {refusal}\n"

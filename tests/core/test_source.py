@@ -215,7 +215,7 @@ def test_two_processes_find_the_same_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("root", "reason"), [("sys:path", "has no source file"), ("fedbench.core.rng:no", "defines no")]
+    ("root", "reason"), [("sys:path", "has no source file"), ("fedbench.core.rng:no", "does not define")]
 )
 def test_a_root_without_source_is_refused(root: str, reason: str) -> None:
     with pytest.raises(FedbenchError, match=reason):

@@ -44,7 +44,7 @@ def test_class_folders_are_read_and_said(
     expected = x[2] if grey else x[2].transpose(2, 0, 1)
     np.testing.assert_array_equal(np.squeeze(data.x[2 * classes]), expected)
     if name == "cifar100":
-        with pytest.raises(DataMissing, match="class folders of cifar100 do not tell its coarse labels"):
+        with pytest.raises(DataMissing, match="class folders of cifar100 do not contain its coarse labels"):
             file_source(name, tmp_path / "own", labels="coarse").load()
     (tmp_path / "own" / "test" / names[-1]).rename(tmp_path / "away")
     with pytest.raises(DataMissing, match=f"'{name}' is in none of"):

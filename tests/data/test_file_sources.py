@@ -48,7 +48,7 @@ def test_a_small_set_in_the_real_format_loads_again_from_the_cache(
 def test_samples_that_are_missing_are_refused_unless_that_is_wanted(name: str, tmp_path: Path) -> None:
     options = real_formats.write(name, tmp_path / "root")
     assert DATASETS.build(options).load()
-    with pytest.raises(DataCorrupt, match=r"published are .*; fetch it again, or say dataset.partial=true"):
+    with pytest.raises(DataCorrupt, match=r"published are .*; fetch it again, or set dataset.partial=true"):
         DATASETS.build({**options, "partial": False}).load()
 
 

@@ -371,7 +371,7 @@ def test_a_category_of_numbers_is_the_same_with_gaps_and_in_new_rows(tmp_path: P
 
 def test_validation_samples_without_clients_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=X, y=Y, split=np.where(np.arange(N) % 3 == 0, "val", "train"))
-    with pytest.raises(FedbenchError, match="split says val, which counts where samples name their clients"):
+    with pytest.raises(FedbenchError, match="split has val, which needs samples that name their clients"):
         Npz(path=str(tmp_path / "own.npz")).load()
 
 
@@ -395,7 +395,7 @@ def test_tokens_bring_an_embedding_and_series_a_convolution(tmp_path: Path, capl
         (["model=mlp", "dataset.kind=image"], "mlp200x200"),
     ):
         assert resolve(compose([*overrides, *given((tokens, y))])).model.label == label
-    with pytest.raises(ConfigError, match="holds token numbers, which model=mlp200x200 would take for quantities"):
+    with pytest.raises(ConfigError, match="holds token numbers, which model=mlp200x200 would read as numbers"):
         fedbench.run(*SHORT, "model=mlp", "partition=homo", data=(tokens, y))
     with pytest.raises(ConfigError, match=r"reads token numbers below 100, .* has some up to 4999; take model.voc"):
         fedbench.run(*SHORT, "model=embedding", "model.vocabulary=100", "partition=homo", data=(tokens, y))
@@ -432,14 +432,18 @@ def test_what_arrays_are_taken_for(x: np.ndarray, kind: str) -> None:
 # ---- bad input
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "no target": ({}, {"target": "null"}, r"dataset.target: which column is the label\? .* has x0, x1"),
+    "no target": ({}, {"target": "null"}, r"dataset.target: name the column of the label; .* has x0, x1"),
     "no such column": ({}, {"client": "cite"}, "unknown column of .*sites.csv 'cite'; nearest: site"),
     "no such split": ({}, {"split": "folds"}, "unknown column of .* 'folds'"),
     "a label is missing": ({"ill": [None, *Y[1:]]}, {}, "1 of 54 rows, the first at 0, have no label in 'ill'"),
     "a client is missing": ({"site": [*CLIENT[:-1], None]}, {}, "1 of 54 .* the first at 53, name no client"),
     "one client": ({"site": "A"}, {}, "all samples are of client A, a federation needs two"),
     "one class": ({"ill": "no"}, {}, "all labels are no"),
-    "a gap in words": ({"x0": ["?", *X[1:, 0]]}, {}, r"column 'x0' holds numbers, and '\?'; leave out what is missing"),
+    "a gap in words": (
+        {"x0": ["?", *X[1:, 0]]},
+        {},
+        r"'x0' holds numbers, and '\?'; leave missing values empty",
+    ),
     "infinite": ({"x0": [np.inf, *X[1:, 0]]}, {}, "column 'x0' holds inf at 0"),
     "another part": ({"part": "dev"}, {"split": "part"}, "split is 'dev' at 0; write train, val or test"),
 }
@@ -489,7 +493,7 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
     for name in ("bad.parquet", "bad.csv"):
-        with pytest.raises(FedbenchError, match=rf"{name} is no table .*; write a .csv in UTF-8"):
+        with pytest.raises(FedbenchError, match=rf"{name} is not a table .*; write a .csv in UTF-8"):
             OwnTable(path=str(tmp_path / name), target="ill").load()
 
 
@@ -503,7 +507,7 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
         ("hosp.csv", "of the type str"),
         (([[1, 2], [1]], [0, 1]), "x has parts of different shapes"),
         ((np.array([["a", None]], dtype=object), [1]), "x holds 'a'"),
-        ((Hugging(a=[[1]], b=[[2]], c=[1]), "c"), "of which one must be left for the samples"),
+        ((Hugging(a=[[1]], b=[[2]], c=[1]), "c"), "needs one for the samples"),
     ],
 )
 def test_data_of_no_form_are_refused(data: Any, said: str) -> None:

@@ -1145,5 +1145,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
         made = build("file", path=path).assign(pool, np.random.default_rng(0))
         assert [part.tolist() for part in made.clients or ()] == [[4], [5]]
     (tmp_path / "split.npz").write_bytes(b"PK no archive")
-    with pytest.raises(DataCorrupt, match=r"is no \.npz of index arrays, or a damaged one"):
+    with pytest.raises(DataCorrupt, match=r"is not a .npz of index arrays, or is damaged"):
         build("file", path="~/split.npz").assign(pool, np.random.default_rng(0))

@@ -89,7 +89,7 @@ def test_requests_name_data_sets_and_their_options() -> None:
     assert found == [{"name": "cub", "text": True, "size": 32}, {"name": "mnist"}]
     with pytest.raises(UnknownName, match="cifar100"):
         parse_request(["cifar1000"])
-    with pytest.raises(ConfigError, match="follows no data set"):
+    with pytest.raises(ConfigError, match="without a data set before it"):
         parse_request(["text=true"])
 
 

@@ -197,7 +197,7 @@ def test_clients_may_share_samples_if_that_is_said(tmp_path):
 def test_training_on_the_global_test_set_is_refused(tmp_path):
     path = write(tmp_path / "split.npz", train_0=[1, 650], test_0=[3])
     for sets in ("global", "both"):
-        with pytest.raises(ConfigError, match="sample 650, which it trains on, is in the global test set"):
+        with pytest.raises(ConfigError, match="training sample 650 is in the global test set"):
             make_partition(file(path), data(), Protocol(sets=sets), 0)
 
 

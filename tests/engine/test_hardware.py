@@ -237,7 +237,7 @@ def test_coarse_products_only_where_asked(wanted: bool) -> None:
 
 
 def test_a_cpu_has_no_tensorfloat() -> None:
-    with pytest.raises(ConfigError, match=r"precision=tf32 is a GPU's"):
+    with pytest.raises(ConfigError, match=r"precision=tf32 needs a GPU"):
         picked(setup(FedAvg()), precision="tf32")
 
 

@@ -263,7 +263,7 @@ def test_a_chunk_that_does_not_fit_is_halved_and_the_run_goes_on() -> None:
 
 
 def test_one_client_that_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(FedbenchError, match=r"does not hold the training of one client; use"):
+    with pytest.raises(FedbenchError, match=r"is too small to train one client; use"):
         trained(small(chunk=2, capacity=0))
 
 

@@ -255,15 +255,15 @@ REFUSED: list[tuple[Method, str]] = [
     (method("fedper", private=["@head", "hed.*"]), "nearest: head.bias, head.weight"),
     (
         method("fedbn"),
-        "method.private=[@norm] finds none of the network's leaves; it has @head, @body, @classifier:",
+        "method.private=[@norm] matches none of the network's leaves; it has @head, @body, @classifier:",
     ),
-    (method("fedavg", private=["@stats"]), "method.private=[@stats] finds none"),
+    (method("fedavg", private=["@stats"]), "method.private=[@stats] matches none"),
     (method("fedamp", private=["@stats", "nosuch"]), "'nosuch' matches none"),
     (method("finetune", tuned=["haed.*"]), "method.tuned: 'haed.*' matches none"),
-    (method("kmeans", compared=["@stats"]), "method.compared=[@stats] finds none of the network's weights"),
+    (method("kmeans", compared=["@stats"]), "method.compared=[@stats] matches none of the network's weights"),
     (method("sosicfl", simplex=["tail"]), "method.simplex: 'tail' matches none of the network's weights"),
     (method("fedper", private=["@nosuch"]), "unknown leaf group '@nosuch'"),
-    (method("fedcollab", base={"name": "fedbn"}), "method.base.private=[@norm] finds none"),
+    (method("fedcollab", base={"name": "fedbn"}), "method.base.private=[@norm] matches none"),
 ]
 
 
@@ -288,7 +288,7 @@ def test_groups_that_a_network_lacks_may_stand_beside_others() -> None:
 
 
 def test_a_run_does_not_begin() -> None:
-    with pytest.raises(ConfigError, match="finds none"):
+    with pytest.raises(ConfigError, match="matches none"):
         setup(method("fedbn"))
 
 

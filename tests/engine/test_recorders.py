@@ -242,7 +242,7 @@ def test_a_run_keeps_what_was_recorded_and_its_numbers(tmp_path: Path) -> None:
     ("method", "record", "reason"),
     sampled(
         [
-            ("local", "update_variance", "Local: its clients are not sent"),
+            ("local", "update_variance", "Local: its clients do not receive"),
             ("fedavg", "collaboration", "no collaboration matrix"),
             ("fedavg", "simplex", "sosicfl"),
             ("sosicfl", "cka", "one network each"),

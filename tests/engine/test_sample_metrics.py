@@ -293,7 +293,9 @@ def test_a_sweep_has_a_column_for_each_metric(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_refused_in_one_line() -> None:
-    message = "protocol.metrics=['acc', 'nll'] counts every sample alike, protocol.test.weighting=label_shares does not"
+    message = (
+        "protocol.metrics=['acc', 'nll'] weighs every sample equally, protocol.test.weighting=label_shares does not"
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         ProtocolConfig(test=TestConfig(sets="global", weighting="label_shares"), metrics=("nll",))
     with pytest.raises(FedbenchError, match=r"unknown protocol.metrics 'auc'; nearest: auroc"):

@@ -224,7 +224,7 @@ def test_scaffold_divides_by_the_round_s_rate_and_refuses_one_that_changes_withi
     assert gap(trees.row(after.memory, 0), moved) < 1e-9, "one step of a lone client: c_i' = (x - y) / rate"
     within = replace(chosen, protocol=replace(chosen.protocol, optimizer=OptimizerConfig(schedule=BY_STEP)))
     with pytest.raises(
-        ConfigError, match=r"^scaffold takes one rate a round; choose protocol.optimizer.schedule.by=ro"
+        ConfigError, match=r"^scaffold needs one learning rate a round; choose protocol.optimizer.schedule.by=ro"
     ):
         simulate(within)
 

@@ -261,7 +261,7 @@ def test_the_last_of_a_kind_may_be_unseen_but_not_all_of_it() -> None:
     found = Newcomers(whole, whole.seen).score(pair.simulate(whole.seen))
     assert found.tallies["5"]["local"].total.tolist() == [len(whole.federation.indices("local", k)) for k in (3, 4)]
     assert found.note.startswith("as received head.bias, head.weight would be")
-    message = "protocol.unseen=3 leaves no client of one modality to train; lower it"
+    message = "protocol.unseen=3 holds out all clients of one modality; lower it"
     with pytest.raises(ConfigError, match=message):
         _ = pair.pair(built("fedavg"), cohort="1", unseen=3).seen
 
@@ -285,7 +285,7 @@ SHORT = (
     [
         (
             ["protocol.unseen=6"],
-            "protocol.unseen=6 leaves none of the 6 clients of the partition to train; lower it, or add clients",
+            "protocol.unseen=6 holds out all 6 clients of the partition; lower it, or add clients",
         ),
         (["protocol.unseen=2", "protocol.cohort=5"], "protocol.cohort=5 is more than the 4 clients"),
         (["protocol.unseen=-1"], "protocol.unseen must be at least 0, got -1"),

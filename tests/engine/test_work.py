@@ -175,7 +175,7 @@ def test_of_every_kind_of_client_some_fall_short() -> None:
         ({"dropout": 1.0}, "protocol.work.dropout must lie in [0, 1), got 1.0"),
         (
             {"fraction": 0.2},
-            "protocol.work.fraction=0.2 counts only where clients stop early; set protocol.work.partial",
+            "protocol.work.fraction=0.2 has no effect without partial work; set protocol.work.partial",
         ),
         ({"late": 0.2}, "late"),
     ],

@@ -281,7 +281,7 @@ def test_newcomers_join_those_who_are_like_them() -> None:
 
 
 def test_newcomers_who_never_join_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for join, told in ((2, []), (3, ["newcomers join after 3 rounds; of 2 they never do"])):
+    for join, told in ((2, []), (3, ["newcomers join after 3 rounds; in a run of 2 they never do"])):
         simulate(setup(FedCollab(newcomers=(2,), join_round=join, discriminator=QUICK), federation(FOUR), rounds=2))
         assert [record.getMessage() for record in caplog.records] == told
 

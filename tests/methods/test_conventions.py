@@ -253,24 +253,24 @@ UNREAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "finetune",
         {"epochs": 3},
-        "method.epochs=3 counts only without steps, of which there are 2; use steps=null",
+        "method.epochs=3 has no effect with steps=2; use steps=null",
     ),
     (
         "fedrep",
         {"head_epochs": 10, "head_iterations": 80},
-        "method.head_epochs=10 counts only without head_iterations",
+        "method.head_epochs=10 has no effect with head_iterations",
     ),
     (
         "fedamp",
         {"attention": "distance", "self_weight": 0.5},
-        "method.self_weight=0.5 is of attention=cosine",
+        "method.self_weight=0.5 needs attention=cosine",
     ),
     (
         "fedamp",
         {"attention": "distance", "similarity": "updates"},
-        "method.similarity=updates is of attention=cosine",
+        "method.similarity=updates needs attention=cosine",
     ),
-    ("knnper", {"votes": "softmax", "scale": 2.0}, "method.scale=2.0 is of votes=shares"),
+    ("knnper", {"votes": "softmax", "scale": 2.0}, "method.scale=2.0 needs votes=shares"),
     ("fedcollab", {"join_round": 3}, "method.join_round=3 is for newcomers; name them in method.newcomers"),
 ]
 

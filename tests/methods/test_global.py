@@ -145,7 +145,7 @@ def test_momentum_that_goes_on_from_the_last_round_is_refused_where_it_would_be_
     """SCAFFOLD's option I counts none."""
     kept = OptimizerConfig(lr=0.1, momentum=0.5, state="kept")
     name = type(method).__name__.lower()
-    message = f"^{name} takes momentum to begin anew each round; choose protocol.optimizer.state=fresh$"
+    message = f"^{name} needs momentum that starts again in each round; choose protocol.optimizer.state=fresh$"
     with pytest.raises(ConfigError, match=message):
         simulate(setup(method, federation((6, 6)), rounds=1, optimizer=kept))
     simulate(setup(Scaffold(option=1), federation((6, 6)), rounds=1, optimizer=kept))

@@ -152,7 +152,7 @@ def test_the_last_linear_layer_is_the_head_where_nothing_follows_it(after: tuple
     torch.testing.assert_close(made(x), net.eval()(x))
     with pytest.raises(ConfigError, match="does not end in a linear layer"):
         Made(nn.Sequential(nn.Conv2d(1, 2, 1)), architecture="known").build((1, 2, 2), 3)
-    with pytest.raises(ConfigError, match=r"^model\.architecture=knwn is no network of timm; nearest: known$"):
+    with pytest.raises(ConfigError, match=r"^model\.architecture=knwn is not a network of timm; nearest: known$"):
         Made(net, architecture="knwn").build((1, 2, 2), 3)
 
 

@@ -94,7 +94,7 @@ def test_a_table_without_a_cell_is_refused_and_not_written(
 def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--dry-run") == 0
     out, err = capsys.readouterr()
-    assert err == "measuring what the runs take on this machine ...\n"
+    assert err == "timing the runs on this machine ...\n"
     assert "2 to do" in out
     for word in ("time", "memory", "disk"):
         assert f"\n{word}: about" in out
@@ -168,7 +168,7 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
             (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
             (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
             (["scale=quick"], "table"),
-            (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
+            (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: give the number of runs at once"),
             (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "(joblib: launcher.n_jobs)"),
             (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
             (

@@ -94,7 +94,7 @@ def test_code_that_is_edited_while_a_process_runs_is_not_what_made_its_results(
         patch.setattr(source, "BEGAN", source.file_of("fedbench.methods.local").stat().st_mtime - 1)
         with caplog.at_level(logging.WARNING, "fedbench"):
             execution.execute(run)
-        assert "the code of method was edited after this process began, which runs what it was" in caplog.text
+        assert "the code of method was edited after this process began, which still runs the old code" in caplog.text
         forget()  # as a process that reads the file for the first time now
         again = execution.execute(run.changed(stale="rerun"))
     forget()

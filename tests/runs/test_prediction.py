@@ -115,7 +115,7 @@ def test_of_given_samples(tmp_path: Path) -> None:
     assert run.predict(1, raw[:0]).scores.shape == (0, 10)
     with pytest.raises(ConfigError, match=re.escape("x has the shape [2, 5]; n samples of client 1 have [n, 1, 8, 8]")):
         run.predict(1, np.zeros((2, 5)))
-    with pytest.raises(ConfigError, match="client=4: the clients that this run trained are 0 to 3"):
+    with pytest.raises(ConfigError, match="client=4: this run trained the clients 0 to 3"):
         run.predict(4)
 
 
@@ -130,7 +130,7 @@ def test_what_was_not_kept_is_refused_in_one_line(tmp_path: Path, monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             made(tmp_path, *given, save_models=False)
     resumed = made(tmp_path, *given)
-    with pytest.raises(FedbenchError, match="the run did not keep the models that it scored"):
+    with pytest.raises(FedbenchError, match="the run did not store its scored models"):
         resumed.predict(0)
     rare = made(tmp_path, "method=fedavg", "protocol=quick", *READINGS["trained"], "protocol.cohort=1", seed=3)
     undrawn = int(np.flatnonzero(rare.clients["acc"].isna())[0])

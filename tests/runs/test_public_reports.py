@@ -204,7 +204,7 @@ def test_a_launcher_that_a_swept_experiment_names_is_refused(
     small = ["method=local", "dataset=digits", "dataset.limit=200", "protocol.rounds=1", "hardware=cpu"]
     assert main(["-m", "experiment=late,plain", "--config-dir", str(tmp_path / "conf"), *small]) == 2
     said = capfd.readouterr()
-    assert "hydra/launcher=joblib of a swept config comes too late; add it to the command" in said.err
+    assert "hydra/launcher=joblib in a swept config has no effect; add it to the command" in said.err
     assert "1 of 2 runs failed" in said.out
     assert [folder.name[:5] for folder in (tmp_path / "runs").glob("*/*/local/*")] == ["seed2"]
 
@@ -227,5 +227,5 @@ def test_so_it_is_where_jobs_run_in_processes_of_their_own(
     sweep = ["-m", "experiment=late,plain", "hardware=mine", "--config-dir", str(tmp_path / "conf"), *small]
     assert main(sweep) == 2
     said = capfd.readouterr()
-    assert "hydra/launcher=submitit_local of a swept config comes too late; add it to the command" in said.err
+    assert "hydra/launcher=submitit_local in a swept config has no effect; add it to the command" in said.err
     assert [folder.name[:5] for folder in (tmp_path / "runs").glob("*/*/local/*")] == ["seed2"]

@@ -76,7 +76,7 @@ def test_a_method_that_cannot_serve_two_kinds_leaves_nothing(method: str, tmp_pa
             ),
             (
                 ("method=scaffold", "protocol.optimizer.lr=0.000009"),
-                "at 9e-06 leaves too few digits",
+                "at 9e-06 its control variates keep too few digits",
             ),
             (("method=oracle", "method.coalition=[0,1]"), "each of 3 clients, it has 2 numbers"),
             (("method=fedcollab", "method.newcomers=[3]", "method.join_round=1"), "do not fit 3 clients"),
@@ -121,9 +121,7 @@ def test_a_batch_that_a_method_cuts_to_one_sample_is_no_batch_to_normalise(
     setup = build(resolve(compose([*DEEP, *chosen])))
     if refuses:
         short = int(min(n % batch or batch for n in setup.population.sizes.tolist()))
-        expected = (
-            rf"of a mini-batch of {short} \(protocol.local.batch_size={batch}\), of which batch normalisation gets"
-        )
+        expected = rf"of a mini-batch of {short} \(protocol.local.batch_size={batch}\), and batch normalisation gets"
         with pytest.raises(ConfigError, match=expected):
             check_cuts(setup)
     else:

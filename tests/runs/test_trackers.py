@@ -293,7 +293,7 @@ def test_one_that_does_not_answer_is_left_after_a_moment_and_told_once(
     assert time.monotonic() - began < 20
     assert asked == ["open", "log", "log", "summarise", "end"][: {"open": 1, "log": 2, "summarise": 4, "end": 5}[at]]
     assert [record.getMessage() for record in caplog.records] == [
-        "stuck logging is off from here on: no answer in 0.05 s"
+        "stuck logging is off for the rest of the run: no answer in 0.05 s"
     ]
 
 
@@ -316,7 +316,7 @@ def test_a_dead_address_does_not_hold_up_a_run(
             tell(made(MlflowTracker, tmp_path, uri=uri))
         assert time.monotonic() - began < 60
     (record,) = [each for each in caplog.records if each.name == "fedbench"]
-    assert "mlflow logging is off from here on: " in record.getMessage()
+    assert "mlflow logging is off for the rest of the run: " in record.getMessage()
 
 
 @pytest.mark.parametrize("complete", [True, False])

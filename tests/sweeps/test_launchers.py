@@ -115,7 +115,7 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
     assert shown == [(number, f"0.{number}" if number != "0" else "0.0", value) for number, value in best]
     assert said.startswith("best of 7 trials")
     assert said.endswith("best: method.mu=0.2\nits test accuracy, which chose nothing: 97.00 %\n")
-    with pytest.raises(FedbenchError, match="no trial finished with a validation accuracy"):
+    with pytest.raises(FedbenchError, match="no trial has a validation accuracy"):
         _conclude([judged(0, None)], ["+method.mu"])
 
 

@@ -51,7 +51,7 @@ BROKEN = [
     (checks.check_is_deterministic_whatever_else_is_random, outside.Loud, "global generator"),
     (checks.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
     (checks.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
-    (checks.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
+    (checks.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares an exception"),
     (checks.check_stays_finite_and_moves, outside.Frozen, "did not move"),
 ]
 
@@ -77,7 +77,7 @@ def test_a_namespace_that_is_not_there_is_told_with_the_hook(capsys: pytest.Capt
     assert (
         "Misnamed.start failed in round 1 for client 1: LookupError: no leaf is in the namespace 'personal'; " in said
     )
-    assert "there is 'own'; where there may be none, use trees.under" in said
+    assert "there are 'own'; if there may be none, use trees.under" in said
     assert "in start\n" in said
     assert "as above" in said
 
@@ -106,7 +106,7 @@ def test_methods_are_given_in_four_ways() -> None:
         ("fedavgg", UnknownName, "nearest: fedavg"),
         ("nowhere.at_all:Class", ConfigError, "No module named"),
         (f"{OUTSIDE}:Nobody", ConfigError, "Nobody"),
-        (f"{OUTSIDE}:Conformance", ConfigError, "no subclass"),
+        (f"{OUTSIDE}:Conformance", ConfigError, "not a subclass"),
         (f"{OUTSIDE}:Unfinished", ConfigError, "abstract"),
     ],
 )

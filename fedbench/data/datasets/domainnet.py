@@ -140,7 +140,7 @@ class DomainNet(FileSource):
         published = LISTED[domain][SPLITS.index(split)]
         if len(items) != published and not self.partial:
             raise DataCorrupt(
-                f"{file} lists {len(items):,} images, published are {published:,}; fetch it again, or say "
+                f"{file} lists {len(items):,} images, published are {published:,}; fetch it again, or set "
                 "dataset.partial=true"
             )
         return items

@@ -1,10 +1,10 @@
-"""Data of one's own: `dataset=npz` reads an .npz file, `dataset=images` a folder of image files.
+"""A user's own data: `dataset=npz` reads an .npz file, `dataset=images` a folder of image files.
 
-Labels of any kind are numbered in sorted order. Samples that name their clients bring `partition=natural`. Their train
-and test samples are what `split` says, else the protocol splits each client's. Without clients and a test split a fixed
-random fifth of each class is one, the same on every machine. Without `mean` and `std` each channel's are taken over the
-training samples. In tables and folders the data set is called what the file is called; a run's folder also holds a hash
-of the samples. What cannot be meant is refused; what may be meant is said in a line.
+Labels of any type are numbered in sorted order. If samples name their clients, `partition=natural` is the default. The
+array `split` gives training and test samples; without it the protocol splits each client's samples. Without clients and
+a test split, a fixed random fifth of each class is the test split, the same on every machine. Without `mean` and `std`
+they are computed for each channel over the training samples. Tables and folders use the file's name for the data set; a
+run's folder also has a hash of the samples. Impossible data are refused, and doubtful ones get a warning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPLIT = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test
 
 @dataclass(frozen=True)
 class OwnData(DataSource):
-    """Samples at `path`, parsed once and kept in the cache until a file changes."""
+    """Samples at `path`, parsed once and cached until a file changes."""
 
     path: str | None = None
     mean: tuple[float, ...] | None = finite(None)  # a channel; null: of the training samples
@@ -182,8 +182,8 @@ class Npz(OwnData):
             raise DataMissing(f"{path}: {error.strerror or error}") from error
         if arrays is None:
             raise DataCorrupt(
-                f"{path} is no .npz of arrays, or a damaged one; write it with numpy.savez, and what is an array of "
-                "Python objects, as labels from pandas are, as y.astype(str)"
+                f"{path} is not a .npz of arrays, or is damaged; write it with numpy.savez, and write arrays of Python "
+                "objects, such as labels from pandas, as y.astype(str)"
             )
         tested = {"x_test", "y_test"} if any(name.endswith("_test") for name in arrays) else set()
         whose = {"client", "client_test"} if "client" in arrays and tested else {"client"} & set(arrays)
@@ -191,7 +191,7 @@ class Npz(OwnData):
         if not needed <= set(arrays) <= needed | (set() if tested else {"split"}):
             raise DataCorrupt(
                 f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and y_test; "
-                "add client (and client_test) to say whose each sample is, split to say train, val or test in one x"
+                "add client (and client_test) for the client of each sample, split for train, val or test within one x"
             )
         named: Parsed = {name: arrays[name] for name in ("x", "y", "client", "split") if name in arrays}
         test = {name: arrays[f"{name}_test"] for name in named} if tested else None
@@ -215,7 +215,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     for split, part in zip(SPLITS, parts, strict=False):
         shape = part["y"].shape
         if shape[:1] == part["x"].shape[:1] == (0,):
-            raise DataCorrupt(f"{path}: the {split} split is empty; leave it out, or put samples there")
+            raise DataCorrupt(f"{path}: the {split} split is empty; leave it out, or add samples")
         if len(shape) != 1 or shape != part["x"].shape[:1] or not part["y"].size:
             one = "a column take y.ravel()" if shape[1:] == (1,) else "one-hot labels take y.argmax(1)"
             hint = f"; of {one}" if len(shape) == 2 else ""
@@ -235,7 +235,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     said += _understood(train["x"], asked, kind)
     names, y = np.unique(labels, return_inverse=True)
     if len(names) < 2:
-        raise DataCorrupt(f"{path}: all labels are {names[0]}, so that any model is right; give two classes")
+        raise DataCorrupt(f"{path}: all labels are {names[0]}, so any model is right; give at least two classes")
     y = y.astype(np.int64)
     if kind == "image" and train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] not in COLOURS:
         said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
@@ -282,7 +282,7 @@ def _order(y: Ints, owned: Parsed, count: int) -> tuple[Ints, int]:
     if "part" in owned:
         tested = owned["part"] == PARTS.index("test")
         if not np.any(owned["part"] == PARTS.index("train")):
-            raise ValueError("no sample is for training; write train in split where one is")
+            raise ValueError("no sample is for training; write train in split for the training samples")
         return np.argsort(tested, kind="stable"), int(np.sum(~tested))
     if count < len(y) or owned:  # the protocol splits the samples of each client
         return np.arange(len(y)), count
@@ -311,7 +311,7 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
     given = {"part": _parts(parts[0]["split"], sizes[0])} if "split" in parts[0] else {}
     if "client" not in parts[0]:
         if {PARTS.index("train"), PARTS.index("val")} <= {*given.get("part", np.zeros(0)).tolist()}:
-            raise ValueError("split says val, which counts where samples name their clients; name them, or say train")
+            raise ValueError("split has val, which needs samples that name their clients; name them, or write train")
         return given, []
     if len(parts) > 1:
         given["part"] = np.repeat(np.array([0, PARTS.index("test")], np.int8), sizes)
@@ -334,8 +334,8 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
     names, domain, counts = np.unique(np.concatenate(told), return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise ValueError(
-            f"all samples are of client {names[0]}, a federation needs two; leave the clients out to deal samples by "
-            "partition=dir0.3"
+            f"all samples are of client {names[0]}, a federation needs two clients; leave the client out and divide "
+            "the samples with partition=dir0.3"
         )
     if all(name.isdecimal() for name in names.tolist()):
         order = np.array(sorted(range(len(names)), key=lambda place: int(names[place])))
@@ -349,7 +349,7 @@ def _as_words(whose: NDArray[Any]) -> NDArray[Any]:
     if whose.dtype.kind != "f":
         return whose
     if (endless := np.isinf(whose)).any():
-        raise ValueError(f"client is {whose[endless][0]} for some samples; name whose they are")
+        raise ValueError(f"client is {whose[endless][0]} for some samples; name the client of each sample")
     whole = np.nan_to_num(whose).round()
     return (
         np.where(np.isnan(whose), "", whole.astype(np.int64).astype(str))
@@ -389,8 +389,8 @@ def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[
         odd = np.flatnonzero(~np.isfinite(part).all((1, 2, 3)))
         if len(odd) and not raw:
             raise ValueError(
-                f"{len(odd)} of {len(part)} {split} samples, the first at {odd[0]}, hold nan, inf or a number that "
-                "float32 does not; leave them out, or put a number there"
+                f"{len(odd)} of {len(part)} {split} samples, the first at {odd[0]}, hold nan, inf or a number outside "
+                "float32; leave them out, or replace the value"
             )
     return np.concatenate(read)
 
@@ -415,8 +415,8 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
         odd = np.flatnonzero(~(np.abs(floats) <= EXACT) | (np.trunc(floats) != floats))
         if len(odd):
             raise ValueError(
-                f"{len(odd)} of {len(part)} {split} labels, the first {part[odd[0]]:g} at {odd[0]}, name no class; "
-                "a label is a whole number or a word"
+                f"{len(odd)} of {len(part)} {split} labels, the first {part[odd[0]]:g} at {odd[0]}, are not a class; a "
+                "label is a whole number or a word"
             )
         if part.dtype.kind == "u" and part.max() > np.iinfo(np.int64).max:
             raise ValueError(f"{split} labels do not fit into int64; number the classes")

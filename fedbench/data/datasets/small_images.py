@@ -44,8 +44,8 @@ def read_class_folders(
 ) -> dict[str, NDArray[Any]]:
     """Images, labels and the number of training samples, class by class; says that they are read so."""
     log.warning(
-        "%s is read from class folders in %s: samples lie in the order of their names, so that draws by the authors' "
-        "programs are other clients than on the published files",
+        "%s is read from class folders in %s: samples are in the order of their names, so the partitions of authors' "
+        "programs differ from those on the published files",
         name,
         folders[0].parents[1],
     )
@@ -83,7 +83,7 @@ class Digits(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         file = digits_file()
         if file is None:
-            raise DataMissing(f"data set 'digits' comes with scikit-learn, which is not here: run `{INSTALL}`")
+            raise DataMissing(f"data set 'digits' comes with scikit-learn, which is not installed: run `{INSTALL}`")
         arrays = cached_arrays(source_key("digits", [file]), lambda: _parse_digits(file))
         count = int(arrays["num_train"][0])
         return Dataset("digits", arrays["x"], arrays["y"], count, 10, self.mean, self.std, scale=16.0)
@@ -318,7 +318,9 @@ class Cifar100(FileSource):
 
     def dataset(self, arrays: Arrays) -> Dataset:
         if self.labels == "coarse" and "coarse" not in arrays:
-            raise DataMissing(f"class folders of {self.name} do not tell its coarse labels; give the published files")
+            raise DataMissing(
+                f"class folders of {self.name} do not contain its coarse labels; give the published files"
+            )
         y = arrays["y" if self.labels == "fine" else "coarse"]
         count = int(arrays["num_train"][0])
         return Dataset(self.name, arrays["x"], y, count, CIFAR100_LABELS[self.labels], self.mean, self.std)

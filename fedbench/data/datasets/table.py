@@ -59,7 +59,7 @@ class OwnTable(OwnData):
         columns = [str(name) for name in frame.columns]
         frame.columns = columns
         if self.target is None:
-            raise ConfigError(f"dataset.target: which column is the label? {path} has {', '.join(columns)}")
+            raise ConfigError(f"dataset.target: name the column of the label; {path} has {', '.join(columns)}")
         roles = [name for name in (self.target, self.client, self.split) if name is not None]
         for name in (*roles, *self.categories, *self.drop):
             if name not in columns:
@@ -105,7 +105,8 @@ class OwnTable(OwnData):
             raise DataMissing(f"{path}: {error.strerror or reason_of(error)}") from error
         except Exception as error:  # of many classes
             raise DataCorrupt(
-                f"{path} is no table ({reason_of(error)}); write a .csv in UTF-8 whose first line names the columns, "
+                f"{path} is not a table ({reason_of(error)}); write a .csv in UTF-8 whose first line names the "
+                "columns, "
                 "or a .parquet"
             ) from error
 
@@ -118,24 +119,26 @@ class OwnTable(OwnData):
         import pandas as pd
 
         if pd.api.types.is_datetime64_any_dtype(column):
-            raise ValueError(f"column '{name}' holds dates; make numbers of them, as days, or dataset.drop=[{name}]")
+            raise ValueError(
+                f"column '{name}' holds dates; convert them to numbers, such as days, or set dataset.drop=[{name}]"
+            )
         if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
             values = _codes(column, [])
             if len(odd := np.flatnonzero(np.isinf(values))):
-                raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave out what is missing")
+                raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
             return values, []
         words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
         if name not in self.categories:
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
             if 2 * numbers.sum() > len(words):
                 raise ValueError(
-                    f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave out what is missing, or "
+                    f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave missing values empty, or set "
                     f"dataset.categories=[{name}]"
                 )
             if len(words) > MOST_WORDS:
                 raise ValueError(
-                    f"column '{name}' holds {len(words)} different words, such as '{words[0][:40]}': no categories; "
-                    f"dataset.drop=[{name}], or dataset.categories=[{name}] if they are"
+                    f"column '{name}' holds {len(words)} different words, such as '{words[0][:40]}', which are not "
+                    f"taken as categories; set dataset.drop=[{name}], or dataset.categories=[{name}] if they are"
                 )
         known = words.tolist() or [""]  # of a column without a word
         return _codes(column, known), known
@@ -169,7 +172,7 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
     if len(missing := np.flatnonzero(column.isna())):
         raise ValueError(
             f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}'; leave them "
-            "out, or give them one"
+            "out, or label them"
         )
     if pd.api.types.is_bool_dtype(column):
         return column.to_numpy(dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What a partition sees and what it decides: candidate samples in, samples of each client out."""
+"""The interface of partitions: from candidate samples to the samples of each client."""
 
 from __future__ import annotations
 

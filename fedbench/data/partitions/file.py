@@ -58,7 +58,7 @@ class FileSplit(PartitionSpec):
         if made_for not in (pool.origin, pool.origin.rpartition("-")[0]):
             raise ConfigError(
                 f"{self.path} divides {made_for}, this data set is {pool.origin} (its name and a hash of its samples); "
-                "take that one, whole, or give the array 'dataset' the name alone"
+                "use that data set without a limit, or write only the name into the array 'dataset'"
             )
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
         test = sets["test"]
@@ -100,7 +100,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if arrays is not None and "train_sizes" in arrays:
         arrays = _listed(path, arrays)
     if arrays is None:
-        raise DataCorrupt(f"{path} is no .npz of index arrays, or a damaged one; make it again (numpy.savez)")
+        raise DataCorrupt(f"{path} is not a .npz of index arrays, or is damaged; write it with numpy.savez")
     for name, array in arrays.items():
         if not re.fullmatch(r"(train|val|test)_(0|[1-9][0-9]*)", name):
             if name not in EXTRAS:

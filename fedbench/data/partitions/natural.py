@@ -31,7 +31,7 @@ class Natural(PartitionSpec):
         if pool.domain is None:
             raise ConfigError(
                 "partition=natural needs data that name the client of each sample: a column of dataset=table, an array "
-                "client of dataset=npz, folders of dataset=images; or deal samples by partition=dir0.3"
+                "client of dataset=npz, folders of dataset=images; or divide the samples with partition=dir0.3"
             )
         order = np.argsort(pool.domain, kind="stable")
         owned = np.split(order, np.flatnonzero(np.diff(pool.domain[order])) + 1)

@@ -1,8 +1,8 @@
 """Partitions as their authors' programs draw them, sample by sample: the same rule on NumPy's legacy generator.
 
-`draw` is the seed of the authors' program, and every seed of a run gets that draw; null: each partition seed draws its
-own by the same rule. Samples are told by their place in the data set, so only the files in their published order give
-the authors' clients.
+`draw` is the seed of the authors' program, and all seeds of a run share that draw. With null each partition seed draws
+its own by the same rule. Samples are identified by their position in the data set, so the authors' clients need the
+files in their published order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""feature_shift and concept_shift: FedCollab's four types of clients, which differ in images or in what labels mean.
+"""feature_shift and concept_shift: FedCollab's four types of clients, with rotated images or permuted labels.
 
 Bao et al., ICML 2023, section 5.1, Figure 4, Table 4. Twenty clients, five of each type, samples of the train and the
 test split together, at random (the authors' program gives each client as many of each label, whence 340 = 34 x 10 and

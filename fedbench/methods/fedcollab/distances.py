@@ -348,7 +348,7 @@ class Discriminators:
 
 @dataclass(frozen=True)
 class Embedding:
-    """What all discriminators share: the rows phi of every sample and their image under W0."""
+    """The shared part of all discriminators: the rows phi of every sample and their image under W0."""
 
     phi: Tensor  # [n, F]
     base: Tensor  # [n, H] = phi W0

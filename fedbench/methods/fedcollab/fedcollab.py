@@ -101,7 +101,7 @@ class FedCollab(Coalitions):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
         if self.newcomers and self.join_round > (rounds := preparation.everyone.clock.rounds):
-            log.warning("newcomers join after %d rounds; of %d they never do", self.join_round, rounds)
+            log.warning("newcomers join after %d rounds; in a run of %d they never do", self.join_round, rounds)
         population = preparation.population
         distances = self._distances(preparation)
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
@@ -146,7 +146,7 @@ class FedCollab(Coalitions):
         distances: np.ndarray = authors.distances(scenario).clip(0)
         if len(distances) != clients:
             raise ConfigError(
-                f"method.packaged={scenario} is of {len(distances)} clients, this partition has {clients}; "
+                f"method.packaged={scenario} has {len(distances)} clients, this partition has {clients}; "
                 "method.packaged=null trains discriminators"
             )
         return distances

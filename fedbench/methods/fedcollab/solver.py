@@ -128,7 +128,7 @@ def solve(
 
 
 class _Search:
-    """R restarts in lockstep; a coalition is one of N slots, empty where its count is 0."""
+    """R restarts in parallel; a coalition is one of N slots, empty if its count is 0."""
 
     def __init__(self, n: Floats, D: Floats, C: float, restarts: int) -> None:
         N = len(n)

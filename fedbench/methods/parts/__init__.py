@@ -1,1 +1,1 @@
-"""What several methods share: collaboration graphs, coalitions, passes over a client's samples, the simplex."""
+"""Parts of several methods: collaboration graphs, coalitions, passes over a client's samples, the simplex."""

@@ -1,4 +1,4 @@
-"""Layers of the small networks that some methods have beside the task's own."""
+"""Layers of the small extra networks of some methods."""
 
 from __future__ import annotations
 

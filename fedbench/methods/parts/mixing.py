@@ -1,10 +1,10 @@
-"""Collaboration graphs: what a client receives next is a mixture of the clients' models, row i of a matrix W.
+"""Collaboration graphs: client i receives a mixture of the clients' models, weighted by row i of a matrix W.
 
-A subclass gives only W - for all leaves, or one for each group of leaves (body, head), which says who mixes with whom
-there; clients of several kinds (Cohort.by_kind) mix what both have. `Mixing` mixes the uploads of a round among those
-who took part; absent clients keep the mixture they had. `CosineMixing` is that with similarities by cosine and a pull
-towards the mixture. `ModelStore` keeps every client's latest upload and mixes when it sends, so that absent clients'
-models go on being used; it begins with rounds of FedAvg.
+A subclass gives only W, one for all leaves or one for each group of leaves (body, head). Clients of several modalities
+(Cohort.by_kind) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took part;
+absent clients keep their last mixture. `CosineMixing` adds similarities by cosine and a pull towards the mixture.
+`ModelStore` stores every client's latest upload and mixes when it sends, so models of absent clients remain in use; it
+begins with rounds of FedAvg.
 
 Leaves named in `private` stay on their clients; batch normalisation's statistics are mixed like weights unless they are
 named there. W is asserted row-stochastic where it is applied.
@@ -83,7 +83,7 @@ class Mixing(Method):
 
 @dataclass(frozen=True)
 class CosineMixing(Mixing):
-    """FedSaC's and pFedGraph's similarity of models by cosine, and their pull towards what the server mixed.
+    """FedSaC's and pFedGraph's similarity of models by cosine, and their pull towards the mixture.
 
     On the server S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. On a client Eq. 9 of
     FedSaC, min over theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
@@ -168,9 +168,9 @@ class CosineMixing(Mixing):
 
 @dataclass(frozen=True)
 class ModelStore(Method):
-    """Keeps every client's latest model in model/*; the message is W's row over all of them.
+    """Stores every client's latest model in model/*; the message is their mixture by a row of W.
 
-    In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
+    In warm-up rounds all clients get FedAvg's model.
     """
 
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
@@ -320,7 +320,7 @@ def _by_cvxpy(p: Tensor, cost: Tensor, most: Tensor) -> Tensor:
         centre.value, linear.value, bound.value = row
         problem.solve(solver=cvxpy.CLARABEL, **PRECISE)
         if problem.status != cvxpy.OPTIMAL:
-            raise FedbenchError(f"cvxpy finds no row of W ({problem.status}); try method.solver=closed")
+            raise FedbenchError(f"cvxpy does not find a row of W ({problem.status}); try method.solver=closed")
         rows.append(torch.from_numpy(w.value))
     solution = sent(torch.stack(rows), cost.device).clamp(min=0) * most
     return solution / solution.sum(-1, keepdim=True)

@@ -120,7 +120,7 @@ def test_why_cells_cannot_be_built_is_said_once(
 def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(tmp_path: Path, timed: list[str]) -> None:
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
-    assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
+    assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] matches none of")
     assert time.endswith("(2 runs by a step timed here, without servers)"), "the other two"
 
 

@@ -133,7 +133,7 @@ def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
             (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
             (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
             (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
-            (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
+            (["hydra/launcher=ray"], "hydra.launcher needs Ray: pip install 'fedbench-harness[ray]'"),
             (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
         ],
         every=3,

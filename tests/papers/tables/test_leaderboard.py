@@ -256,7 +256,7 @@ def test_a_row_that_is_refused_before_it_begins_does_not_stop_the_board(tmp_path
         ledger = fill(tmp_path, board, ("local", "headless"))
         lines = [line for place, line in ledger.lines.items() if place[2] == "headless"]
         assert len(lines) == 4
-        assert all("finds none of the network's leaves" in line["failure"] for line in lines)
+        assert all("matches none of the network's leaves" in line["failure"] for line in lines)
         assert ledger.lost("even", "local", [0]) == []
 
 
@@ -322,7 +322,7 @@ def test_a_row_without_its_method_is_refused(filled: Ledger) -> None:
     """As a method of a package that is not installed here; which there are is no part of a declaration."""
     board = dataclasses.replace(BOARD)
     board.__dict__["all_rows"] = {name: [f"method={name}"] for name in BOARD.methods[:-1]}
-    with pytest.raises(ConfigError, match="has a row 'memorised', and no method of that name is here"):
+    with pytest.raises(ConfigError, match="has a row 'memorised', but there is no method of that name"):
         Ledger(board, filled.folder)
 
 
@@ -368,7 +368,7 @@ def test_what_cannot_be_tuned_is_refused(planted: Path, tune: str, error: type[E
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tuning_seeds": (1, 7)}, "tunes on seed 1, which a final run has"),
+        ({"tuning_seeds": (1, 7)}, "tunes on seed 1, which is also a final seed"),
         ({"rungs": (2, 1)}, r"rungs of \[2, 1\] rounds"),
         ({"rungs": (1, 2, 3)}, "2 trials over rungs"),
         ({"references": ("local", "fedavgg")}, "unknown row of leaderboard 'tiny' 'fedavgg'"),
@@ -408,7 +408,7 @@ def test_ranges() -> None:
 
 def test_the_command_refuses_what_would_change_a_board(capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
-        ("protocol.rounds=3", "a board is run as it is declared"),
+        ("protocol.rounds=3", "a board runs only as declared"),
         ("seeds=[9]", "the board has no seed 9"),
         ("rows=fedavgg", "unknown row of the board 'fedavgg'"),
     ):

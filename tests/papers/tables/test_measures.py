@@ -46,10 +46,10 @@ def test_clients_are_those_from_first_to_last_inclusive(first: int) -> None:
 
 def test_clients_that_are_not_there_have_no_mean() -> None:
     for first, last in ((4, 6), (6, 6), (20, 39)):
-        with pytest.raises(ConfigError, match=f"the run has 6 clients, from 0 on, so no {last}"):
+        with pytest.raises(ConfigError, match=f"the run has 6 clients, numbered from 0, and no {last}"):
             value({"name": "clients", "first": first, "last": last}, run())
     for first, last in ((3, 2), (-2, -1)):
-        with pytest.raises(ConfigError, match=f"first={first}, last={last} is no range"):
+        with pytest.raises(ConfigError, match=f"first={first}, last={last} is not a range"):
             build({"name": "clients", "first": first, "last": last})
 
 

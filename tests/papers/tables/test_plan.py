@@ -70,7 +70,7 @@ def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:
     for column in columns:
         (tmp_path / column["label"]).mkdir()
         np.savez(tmp_path / column["label"] / "d.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
-    with pytest.raises(ConfigError, match="two columns have other data under one name, npz-d: rename"):
+    with pytest.raises(ConfigError, match="two columns read different data with the same name, npz-d: rename"):
         plan.make(table(columns=columns), selection(tmp_path))
     plan.make(table(columns=columns[:1]), selection(tmp_path))
 
@@ -185,7 +185,7 @@ def test_a_table_s_file_says_its_own_name_and_what_each_metric_is(
     cases = [
         ({"name": "other", "metrics": [{"name": "acc"}]}, r"mine.yaml: its name is 'other', .*; write mine$"),
         *(
-            ({"name": "mine", "metrics": [{"name": "acc"}, {"name": name}]}, rf"metric '{name}' says no measure")
+            ({"name": "mine", "metrics": [{"name": "acc"}, {"name": name}]}, rf"metric '{name}' has no measure")
             for name in ("ipr", "rsd", "accu")
         ),
         (

@@ -156,9 +156,9 @@ def test_settings_tried_beside_one_published_value_are_exploratory() -> None:
 
 @pytest.mark.parametrize("reason", ["", "  ", True, 1])
 def test_a_mark_needs_a_reason(reason: object) -> None:
-    with pytest.raises(ConfigError, match="row 'A' is marked exploratory without a reason"):
+    with pytest.raises(ConfigError, match="row 'A' is exploratory without a reason"):
         filled({"A": SAME}, rows=[{"label": "A", "exploratory": reason}])
-    with pytest.raises(ConfigError, match="'partition_seed=2' is marked exploratory without a reason"):
+    with pytest.raises(ConfigError, match="'partition_seed=2' is exploratory without a reason"):
         filled({"A": SAME}, exploratory={"partition_seed=2": reason})
 
 
@@ -167,7 +167,7 @@ def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
     table = both(columns=[{"label": "c", "exploratory": reason}], rows=ROWS)
     assert (counts(table).total(), counts(table, exploratory=True).total()) == (0, 2)
     assert [line for line in text.sentences(Layout(table)) if reason in line] == [f"Exploratory (†), c: {reason}."]
-    with pytest.raises(ConfigError, match="column 'c' is marked exploratory without a reason"):
+    with pytest.raises(ConfigError, match="column 'c' is exploratory without a reason"):
         both(columns=[{"label": "c", "exploratory": " "}])
 
 
