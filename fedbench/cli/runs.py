@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 
 COLLECT_HELP = """\
-Any run folders as one tidy table, one row a run. Columns: the result row (dataset, partition, model, method, protocol:
-as tables call them; seed, acc, ipr, rsd, bytes, seconds, versions, ...), the config as method.*, partition.*,
-protocol.*, ..., path, the run's folder, and code_changed, the parts of the code that are not what made it.
+Write or print run folders as one table, one row a run. The columns are those of the result row (python -m fedbench list
+columns), the config as method.*, partition.*, protocol.*, ..., the folder as path, and code_changed, the parts of the
+code that have changed since the run.
 """
 COLLECT_EXAMPLE = """\
 example: python -m fedbench collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
 """
 TTA_HELP = """\
-Rounds, seconds and bytes to an accuracy, and how many times fewer than a baseline: as SosicFL, Section 5 and Table 5.
-The reference is a number, or the best accuracy of another run; the ratio is the baseline's rounds over the run's. A run
-that never gets there is censored: "> T", T its last scored round.
+Print rounds, seconds and bytes to an accuracy, and the ratio to a baseline, as in SosicFL, Section 5 and Table 5. The
+reference accuracy is a number, or the best accuracy of the baseline. The ratio is the baseline's rounds over the run's.
+A run that does not reach it is censored: "> T" with its last scored round T.
 """
 PLOT_HELP = """\
 usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
 
-  PATH                 a run's folder, a filled table's, or a folder of some (runs/digits/dir0.1)
-  out=plots            where the pictures go
+  PATH                 the folder of a run or of a filled table, or a folder with several (runs/digits/dir0.1)
+  out=plots            the folder of the pictures
   formats=svg,png      also pdf
 
-Of each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
-Of the runs together: accuracy over rounds (seeds as a band), and against bytes and seconds; where models were scored on
-both (protocol.test.sets=both), accuracy on clients' own samples against that on the test set of all.
-Of each table: curves, and ours beside the published values.
+For each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
+For all runs together: accuracy over rounds (seeds as a band), bytes and seconds; with protocol.test.sets=both also
+accuracy on clients' own samples against accuracy on the global test set.
+For each table: curves, and our values beside the published ones.
 """
 PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
 

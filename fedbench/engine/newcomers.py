@@ -1,4 +1,4 @@
-"""Clients that no round meets (protocol.unseen): what a finished run has for them.
+"""Unseen clients (protocol.unseen), which no round draws: their scores at the end of a run.
 
 To the run they do not exist. When it is over, the method's state is given rows for them, as `init` makes them, and
 the server sends as to any client; none of their rows enters what others receive.
@@ -45,7 +45,7 @@ class Newcomers:
 
     @torch.no_grad()
     def score(self, state: State) -> Unseen:
-        """Score them by the looped engine, whichever trained the run.
+        """Score the unseen clients with the looped engine, whichever engine trained the run.
 
         As received is left out where that model depends on what the client itself would have filled: rows of the state
         that are as they began, while others' moved. Lending it the rows of others then changes the model. A moment at
@@ -57,7 +57,7 @@ class Newcomers:
         except HookError as error:
             if not isinstance(error.__cause__, IndexError):
                 raise
-            return Unseen(note="the server has no place for clients that it never met")
+            return Unseen(note="the server keeps no state for new clients")
         counts: dict[str, list[Counts]] = {"received": [], **{str(epochs): [] for epochs in ADAPTED}}
         every: set[str] = set()
         lacking: set[str] = set()
@@ -77,9 +77,9 @@ class Newcomers:
             del counts["received"]
             which = "the model" if lacking == every else ", ".join(sorted(lacking)[:NAMED])
             more = f" and {len(lacking) - NAMED} more leaves" if NAMED < len(lacking) < len(every) else ""
-            notes.append(f"as received {which}{more} would be made of rows that only clients that took part have")
+            notes.append(f"no score as received: {which}{more} would depend on state that only trained clients have")
         if given := sorted(set(state.memory) - set(self._begun[1]["memory"])):
-            notes.append(f"without {', '.join(given[:NAMED])}, which others were given in the preparation")
+            notes.append(f"scored without {', '.join(given[:NAMED])}, which other clients got in the preparation")
         found: dict[str, Mapping[str, Tally]] = {}
         for name, each in counts.items():
             try:
@@ -93,7 +93,7 @@ class Newcomers:
         return Unseen(found, "; ".join(notes), measures)
 
     def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
-        """Each of them as its hooks see it, given what the server sends and the memory that clients begin with."""
+        """Each unseen client as its hooks see it, with the server's message and the initial memory."""
         whole, ids = self.whole, self.ids
         cohort = replace(whole.cohort(ids, clock, "unseen"), served=self.seen.everyone)
         # On the CPU, where a row that is not there raises an error instead of ending the device's work.
@@ -108,7 +108,7 @@ class Newcomers:
         ]
 
     def _rows(self, side: str, name: str, leaf: Tensor, *, lend: bool) -> Tensor:
-        """A leaf of the state with a place for all clients: it has as many axes of clients as it began with.
+        """A leaf of the state with a row for each client, or with as many client axes as at the beginning.
 
         `lend`: in their places the rows of others that moved and differ.
         """
@@ -134,7 +134,7 @@ class Newcomers:
 
 
 def _adapted(setup: Setup, client: int, view: Client, epochs: int, score: Sequence[str]) -> Counts:
-    """Counts of a client's model after so many epochs of what its method does on it, from `start`.
+    """Counts of a client's model after `epochs` of its method's local work, from `start`.
 
     That is the fine-tuning by which it is scored as received, if it has one that moves leaves, else its local training.
     A stage of the training that is counted in iterations keeps them.

@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 HELP = """\
 python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
 
-Makes runs that published values lack, at the papers' settings: whole columns, first those that give most values an
-hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop. The same
-command goes on, on this machine with what was begun, on another with what has finished.
+Run missing published values at the papers' settings, whole columns at a time, first those with most values an hour.
+Each finished run is stored below results/ at once. When the time is over, runs save and stop. The same command
+continues. On this machine it resumes begun runs; on another machine it starts from the finished ones.
 
-  TABLE ...            of `python -m fedbench list tables`; none: every table of a paper
-  hours=1              when to stop
-  seeds=3              of each cell, or a list: seeds=[0,3]; three are the least that decides anything
+  TABLE ...            from `python -m fedbench list tables`; none: every table of a paper
+  hours=1              stop after so many hours
+  seeds=3              seeds of each cell, or a list: seeds=[0,3]; fewer than three decide nothing
   jobs=N               runs at once (default: one a core, on a GPU one)
-  results=results      where the filled tables go; the runs themselves go to runs_dir
+  results=results      the folder of the filled tables; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show values and hours by column, and stop
 
 Settings that change no result may follow: runs_dir=DIR hardware=cpu, and launcher=NAME as for reproduce.
 
-Exit code: 0, nothing is missing that can be run here; 3, the time was over or a run failed; 2, refused; 1, a defect.
+Exit code: 0, all values that this machine can run are there; 3, the time was over or a run failed; 2, refused; 1, a
+defect of the program.
 """
 KEYS = ("hours", "seeds", "jobs", "results", "retry", "dry_run")
 SEEDS = (0, 1, 2)  # an interval from two seeds is 4.5 standard deviations wide to each side, from three 1.7

@@ -23,18 +23,19 @@ LEADERBOARD_HELP = """\
 usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
 
   board=NAME           one of conf/leaderboard/
-  rows=A,B             only these, and the board's references; the others keep what they have
+  rows=A,B             only these and the board's references; the others stay as they are
   seeds=3              only final runs of seeds 0, 1 and 2, or of those in a list: seeds=[0,3]
   jobs=N               runs at once (default: one a core, on a GPU one)
-  results=results      the board goes to DIR/leaderboard/NAME/; the runs themselves go to runs_dir
+  results=results      the board goes to RESULTS/leaderboard/NAME/; the runs themselves go to runs_dir
   retry=false          true: run failed trials again
   dry_run=false        true, or --dry-run: measure a step of every row, show hours, and stop
-  render=false         true: draw the board again from its rows, look at no run
+  render=false         true: draw the board again from its stored rows
 
-A board is declared before it is run: beside these, only settings that change no result are taken, as runs_dir=DIR
-hardware=cpu. The same command again runs only what is missing, and what other code made.
+A board runs as declared. Other settings are allowed only if they change no result, such as runs_dir=DIR hardware=cpu.
+The same command again runs what is missing, and what other code made.
 
-Exit code: 0, every row asked for is there; 3, not all; 2, refused; 1, a defect; 130, 143, stopped.
+Exit code: 0, every selected row is there; 3, some are missing; 2, refused; 1, a defect of the program; 130 and 143,
+stopped.
 """
 KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run", "render")
 NAMED = 3  # rows that a line about what is missing names

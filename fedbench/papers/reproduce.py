@@ -37,31 +37,31 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
   table=NAME           one of `python -m fedbench list tables`
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
-  rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
-  seeds=5              that many, or a list: seeds=[0,3]
-  substitute=NAME      a data set in place of the table's own; the title says so, no verdicts
+  rows=A,B columns=1,2 run only these, by label or number from 1; the others stay as they are
+  seeds=5              number of seeds, or a list: seeds=[0,3]
+  substitute=NAME      another data set; the title names it, and there are no verdicts
   jobs=N               runs at once (default: one a core, on a GPU one)
-  results=results      where the filled table goes; the runs themselves go to runs_dir
+  results=results      the folder of the filled table; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
   render=false         true: draw the table again from its files, without reading runs
-  formats=csv,tex      beside table.md: cells.csv (every value) and the tests that the table allows; table.tex
+  formats=csv,tex      csv adds cells.csv (every value) and the table's tests, tex adds table.tex
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. The table then
 has its own folder and no verdicts, unless its YAML lists the key in left_open, such as partition_seed.
 launcher=NAME launcher.KEY=VALUE run it elsewhere: joblib, submitit_slurm, ray, eight_cards, slurm_account, ray_cluster
 (docs/hardware.md). The same command again runs only what is missing.
 
-Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect of the
-program; 130 and 143, stopped.
+Exit code: 0, every selected cell is there; 3, some failed, are not finished or lack their data; 2, refused; 1, a defect
+of the program; 130 and 143, stopped.
 """
 FIGURE_HELP = """\
 usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
 
   NAME                 such as fedsac_f1, or all; `python -m fedbench list figures` lists them
-  scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits. If the
-                       paper's data are missing, paper draws the open setting and says so
-  seeds=5              that many, or a list: seeds=[0,3]
+  scale=paper          paper: the paper's setting | open: open data | quick: minutes on digits. If the paper's data are
+                       missing, paper draws the open setting with a message
+  seeds=5              number of seeds, or a list: seeds=[0,3]
   jobs=N               runs at once (default: one a core, on a GPU one)
   results=results      the figures go to DIR/figures/SCALE/; the runs themselves go to runs_dir
   dry_run=false        true, or --dry-run: show what is to be run and stop

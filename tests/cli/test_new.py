@@ -117,10 +117,10 @@ def test_what_cannot_be_written_is_said_in_one_line(capsys: pytest.CaptureFixtur
         assert main(["new", *words]) == 2
         return capsys.readouterr().err
 
-    assert "there is a method or a module 'ditto' already" in said("method", "ditto")
-    assert "'kinds' already" in said("model", "kinds")  # registered without a YAML of its name
-    assert "'base' already" in said("partition", "base")  # a module
-    assert "'parts' already" in said("method", "parts")  # a folder of modules
+    assert "a method or a module 'ditto' exists already" in said("method", "ditto")
+    assert "'kinds' exists already" in said("model", "kinds")  # registered without a YAML of its name
+    assert "'base' exists already" in said("partition", "base")  # a module
+    assert "'parts' exists already" in said("method", "parts")  # a folder of modules
     assert "'My-Own' cannot name a module" in said("method", "My-Own")
     assert "'class' cannot name a module" in said("method", "class")
     assert "unknown kind 'metod'; nearest: method" in said("metod", "mine")

@@ -39,8 +39,9 @@ from tests.methods.toys import federation, gap, initial, setup, simulate
 
 SIZES = (9, 13, 8, 21, 5, 7, 12)  # the last two are unseen
 LAST = (5, 6)
-PLACE = "the server has no place for clients that it never met"
-ROWS = "would be made of rows that only clients that took part have"
+PLACE = "the server keeps no state for new clients"
+ROWS = "would depend on state that only trained clients have"
+BEGUN = "scored without mean, which other clients got in the preparation"
 
 
 def built(name: str, **fields: object) -> Method:
@@ -115,13 +116,13 @@ def test_scores_are_those_of_a_loop_by_hand(name: str, moves: tuple[str, ...]) -
             ("scaffold", ""),  # its clients keep something, which starts at zero, but no part of a model
             ("fedbabu", ""),  # whose head no client trains in rounds
             ("per_kind", ""),  # the server has a row for each client, which is right from the beginning
-            ("local", f"as received the model {ROWS}"),
-            ("pfedhn", f"as received the model {ROWS}"),
-            ("fedper", f"as received head.bias, head.weight {ROWS}"),
+            ("local", f"no score as received: the model {ROWS}"),
+            ("pfedhn", f"no score as received: the model {ROWS}"),
+            ("fedper", f"no score as received: head.bias, head.weight {ROWS}"),
             ("fedap", PLACE),
             ("kmeans", PLACE),  # which of its clusters is a new client's nobody can say
             ("fesem", PLACE),
-            ("feddbe", f"as received bias {ROWS}; without mean, which others were given in the preparation"),
+            ("feddbe", f"no score as received: bias {ROWS}; {BEGUN}"),
         ],
         every=4,
     ),
@@ -142,7 +143,7 @@ def test_of_many_leaves_that_are_lacking_some_are_named(private: int, more: str 
     method = built("fedavg", private=names[:private])
     whole = setup(method, federation(SIZES), model, rounds=1, cohort=0.6, unseen=2)
     told = "the model" if more is None else ", ".join(names[:8]) + more
-    assert scored(whole)[1].note == f"as received {told} {ROWS}"
+    assert scored(whole)[1].note == f"no score as received: {told} {ROWS}"
 
 
 class Looking(FedAvg):
@@ -260,7 +261,7 @@ def test_the_last_of_a_kind_may_be_unseen_but_not_all_of_it() -> None:
     whole = pair.pair(built("fedavg", private=["@head"]), rounds=2, cohort="2", unseen=2)
     found = Newcomers(whole, whole.seen).score(pair.simulate(whole.seen))
     assert found.tallies["5"]["local"].total.tolist() == [len(whole.federation.indices("local", k)) for k in (3, 4)]
-    assert found.note.startswith("as received head.bias, head.weight would be")
+    assert found.note.startswith("no score as received: head.bias, head.weight would be")
     message = "protocol.unseen=3 holds out all clients of one modality; lower it"
     with pytest.raises(ConfigError, match=message):
         _ = pair.pair(built("fedavg"), cohort="1", unseen=3).seen
