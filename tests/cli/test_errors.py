@@ -85,7 +85,7 @@ BAD = [
     (["record=cka"], "record is a list; write record=[cka]"),
     (["wandb.tags=a"], "wandb.tags is a list; write wandb.tags=[a]"),
     (["method=3"], "method=3: an option has a name; choose one: method=NAME"),
-    (["~method"], "method: no option chosen"),
+    (["~method"], "write method=VALUE"),
     (["runs_dir=${nowhere}"], "nowhere"),
     (["seed=???"], "seed"),
     (["partition=dir0"], "partition.alpha must be positive"),
