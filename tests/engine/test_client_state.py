@@ -105,7 +105,7 @@ def test_a_leaf_that_is_not_given_stays() -> None:
 
 
 def test_a_leaf_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no place for \['more'\]"):
+    with pytest.raises(ValueError, match=r"but not \['more'\]"):
         ClientMemory(initial(), 9, CPU).put(torch.tensor([4]), {"more": torch.zeros(1)})
 
 
