@@ -60,6 +60,7 @@ METHODS: Registry[Method] = Registry(
         "finetune": "fedbench.methods.finetune:Finetune",
         "floco": "fedbench.methods.sosicfl:SosicFL",
         "floco_plus": "fedbench.methods.sosicfl:SosicFLPlus",
+        "flux": "fedbench.methods.flux:FLUX",
         "gpfl": "fedbench.methods.gpfl:GPFL",
         "ifca": "fedbench.methods.ifca:IFCA",
         "kmeans": "fedbench.methods.kmeans:KMeans",

@@ -63,8 +63,8 @@ RECEIVED = {  # of an own score, by what is said of it; the methods that neither
         "fedyogi", "floco", "moon", "per_kind", "scaffold", "sosicfl", "sosicfl_all", "sosicfl_code",
     },
     "fitted to the client's samples when it is scored": {
-        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "ifca",
-        "knnper", "perfedavg", "pfedfda",
+        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "flux",
+        "ifca", "knnper", "perfedavg", "pfedfda",
     },
 }  # fmt: skip
 BOTH = {

@@ -1248,6 +1248,7 @@ READS = {
     **dict.fromkeys(("fedem", "fedfomo", "fedrc"), START),
     "fedas": START | FINISH,
     "fedccfa": START | FINISH,
+    "flux": START | {"personal"},
     "ifca": START | {"personal"},
     "knnper": {"model", "personal"},
     "pfedfda": START | FINISH | {"model", "personal"},
@@ -1277,13 +1278,13 @@ def test_what_each_method_says_of_itself() -> None:
         assert method.reads_data == READS.get(name, set()), name
         assert (method.shares(torch.ones(2)) is None) is (name in APART), name
         assert (method.why_one_kind == "") is (name in UNLIKE), name
-        assert method.prepare_round == 0
+        assert method.prepare_round == (3 if name == "flux" else 0), name
         declared = method.conformance
         assert bool(declared.draws_by_position) is (name in DRAWN), name
         assert bool(declared.sends_by_cohort) is (name in {"fedfomo", "fedphp"}), name
         assert declared.smallest == 1 + (name == "fedcollab"), name
         for outer in (FedCollab, Oracle, PerKind):
-            if outer is not PerKind or type(method).prepare is Method.prepare:
+            if method.prepare_round == 0 and (outer is not PerKind or type(method).prepare is Method.prepare):
                 inside = outer(base={"name": name})
                 assert inside.reads_data == method.reads_data
                 assert (inside.shares(torch.ones(2)) is None) is (name in APART)
