@@ -164,6 +164,9 @@ def test_distances_are_over_third_clients_and_groups_are_chains() -> None:
     assert close(M[0, :4, :4], chain[0])
     assert close(chain.sum(2), torch.ones(1, 4, dtype=torch.float64))
     assert M[0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0]), "three are no chain to the fourth"
+    pairs = partners(rows, counts, 0.15, by_samples=True)  # of the four, ends and middle are .13 apart, others .167
+    assert pairs[0, 0].tolist() == pytest.approx([0.2, 0, 0, 0.8, 0])
+    assert pairs[0, 1].tolist() == pytest.approx([0, 0.4, 0.6, 0, 0])
     alone = partners(rows, torch.ones(5, 1), 0.0, by_samples=False)
     assert close(alone[0], torch.eye(5, dtype=torch.float64))
 

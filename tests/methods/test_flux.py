@@ -129,3 +129,11 @@ def test_groups_are_chains_and_a_client_without_a_neighbour_is_one() -> None:
     assert flux.chains(apart, 1.0).tolist() == [0, 0, 0, 0, 1, 1, 1, 2]
     assert flux.chains(apart, 7.0).tolist() == [0] * 7 + [1]
     assert flux.chains(np.zeros((1, 1)), 1.0).tolist() == [0]
+
+
+def test_a_class_with_one_sample_has_no_moments() -> None:
+    """Two of class 0, one of class 1, none of class 2: means of all, deviations of all, classes' means, deviations."""
+    found = flux.descriptor(np.array([[1.0, 2.0], [3.0, 8.0], [5.0, 2.0]]), np.array([0, 0, 1]), 3)
+    spread = [np.sqrt(8 / 3), np.sqrt(8)]
+    expected = [[3, 4], spread, [2, 5], [-1, -1], [-1, -1], [1, 3], [-1, -1], [-1, -1]]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
