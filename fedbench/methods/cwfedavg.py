@@ -38,7 +38,7 @@ OUTPUT = "head.weight"  # [K, d], the weights of every network's last layer
 class CwFedAvg(Method):
     """One average a class of the class-wise leaves, which each client mixes by its own classes.
 
-    Server: body/* [...]; classes/* [K, ...]; p [N, K]
+    Server: body/* [...] if some leaves are not class-wise; classes/* [K, ...]; p [N, K]
     Memory: own/shares [N, K]
     Message: * [...]
     Upload: * [...]
