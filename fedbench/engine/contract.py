@@ -61,14 +61,14 @@ class Cohort:
             found |= trees.mean(leaves, sizes / sizes.sum())
         return found
 
-    def by_kind(self) -> Iterator[tuple[Tensor, Cohort]]:
+    def by_modality(self) -> Iterator[tuple[Tensor, Cohort]]:
         """For each modality in the cohort: a mask of its clients (bool [C]), and these clients as a cohort.
 
         The `task` of that cohort is the modality's network. With one modality it is the cohort itself.
         """
-        kind, served = self.task.kind_of(self.ids), self.task.kind_of(self.served)
-        for place, task in enumerate(self.task.kinds):
-            chosen = kind == place
+        modality, served = self.task.modality_of(self.ids), self.task.modality_of(self.served)
+        for place, task in enumerate(self.task.modalities):
+            chosen = modality == place
             if bool(chosen.any()):
                 yield chosen, replace(self.where(chosen, self.served[served == place]), task=task)
 
@@ -223,8 +223,8 @@ class Preparation(Protocol):
     def received(self, uploads: Tree) -> Tree:
         """Count `uploads` [N, ...] that all clients send, and return them."""
 
-    def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
-        """All training samples of the clients of modality `kind`, in the order of the clients.
+    def samples(self, *, unit: bool = False, modality: int = 0) -> Batch:
+        """All training samples of the clients of modality `modality`, in the order of the clients.
 
         They are normalised as for the network, or with `unit` pixels in [0, 1].
         """

@@ -26,7 +26,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, first_round_inputs
 from fedbench.engine.stacked import Capture, StackedTrainer, cuda_capture
 from fedbench.engine.timing import EngineCandidate, choose, run_steps, time_engines
-from fedbench.engine.trainer import Engine, Trainer, by_kind
+from fedbench.engine.trainer import Engine, Trainer, by_modality
 from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.models.task import Model
 
@@ -222,7 +222,7 @@ def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
-    """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
+    """The engine for `setup`, one for each modality; `auto` is what trains a few steps fastest here."""
     set_threads(config)
     if config.engine == "ray":
         from fedbench.engine.sharded import RayTrainer
@@ -231,7 +231,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 needs a GPU; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")
-    return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
+    return by_modality(setup, [_picked(modality, config) for modality in setup.modalities])
 
 
 def _picked(setup: Setup, config: HardwareConfig) -> Engine:

@@ -40,8 +40,8 @@ class Method(Component, ABC):
     paper: ClassVar[str] = ""  # authors, venue, year
 
     @property
-    def why_one_kind(self) -> str:
-        """Why all clients must have one modality; "" if the server handles several (see Cohort.by_kind)."""
+    def why_one_modality(self) -> str:
+        """Why all clients must have one modality; "" if the server handles several (see Cohort.by_modality)."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     def shares(self, sizes: Tensor) -> Tensor | None:

@@ -62,16 +62,16 @@ class Newcomers:
         every: set[str] = set()
         lacking: set[str] = set()
         for client, view, other in zip(self.ids.tolist(), own, lent, strict=True):
-            kind = whole.kind_of(client)
+            modality = whole.modality_of(client)
             call = HookCaller(whole.method, clock, [client])
             model, changed = (
                 call("personal", whole.method.personal, call.client_view("personal", each)) for each in (view, other)
             )
             every |= model.keys()
             lacking |= {name for name, leaf in model.items() if not torch.equal(leaf, changed[name])}
-            counts["received"].append(LoopedTrainer(kind).evaluate_one(client, view, sets, SharedScores()))
+            counts["received"].append(LoopedTrainer(modality).evaluate_one(client, view, sets, SharedScores()))
             for epochs in ADAPTED:
-                counts[str(epochs)].append(_adapted(kind, client, view, epochs, sets))
+                counts[str(epochs)].append(_adapted(modality, client, view, epochs, sets))
         notes = []
         if lacking:
             del counts["received"]
@@ -124,10 +124,10 @@ class Newcomers:
         if lend:
             by_client, seen = rows.movedim(axes.index(True), 0), self.seen.federation.clients
             moved = (leaf != first.expand(leaf.shape)).movedim(axes.index(True), 0).reshape(seen, -1).any(1)
-            kind = self.whole.task.kind_of(torch.arange(len(by_client))).to(leaf.device)
+            modality = self.whole.task.modality_of(torch.arange(len(by_client))).to(leaf.device)
             for client in self.ids.tolist():
                 other = (by_client[:seen] != by_client[client]).reshape(seen, -1).any(1)
-                lenders = (moved & other & (kind[:seen] == kind[client])).nonzero().flatten().tolist()
+                lenders = (moved & other & (modality[:seen] == modality[client])).nonzero().flatten().tolist()
                 if lenders:
                     by_client[client] = by_client[lenders[0]]
         return rows

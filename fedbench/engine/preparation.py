@@ -62,9 +62,9 @@ class EnginePreparation(Preparation):
         self.meter.received(uploads)
         return uploads
 
-    def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
-        federation = self.setup.kinds[kind].federation
-        train, members = federation.sets["train"], self.setup.task.kind_of(self.setup.everyone) == kind
+    def samples(self, *, unit: bool = False, modality: int = 0) -> Batch:
+        federation = self.setup.modalities[modality].federation
+        train, members = federation.sets["train"], self.setup.task.modality_of(self.setup.everyone) == modality
         owned = train.values[members.repeat_interleave(train.sizes).to(federation.device)]
         x, y = federation.gather(owned)
         return Batch(federation.unit(owned) if unit else x, y)

@@ -78,7 +78,7 @@ class Recorder(ABC):
 
     name: ClassVar[str]
     always: ClassVar[bool] = False
-    several: ClassVar[bool] = False  # whether it serves clients of several kinds, whose networks differ
+    several: ClassVar[bool] = False  # whether it serves clients of several modalities, whose networks differ
 
     @abstractmethod
     def look(self, moment: RoundContext) -> Arrays:
@@ -125,9 +125,9 @@ def check(recorder: Recorder, setup: Setup) -> None:
     rounds = setup.protocol.rounds
     if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:
         raise ConfigError(f"record={recorder.name}@{late[0]}: the run has rounds 1 to {rounds}")
-    if (kinds := len(setup.kinds)) > 1 and not recorder.several:
+    if (modalities := len(setup.modalities)) > 1 and not recorder.several:
         raise ConfigError(
-            f"record={recorder.name} compares clients of one modality, here are {kinds} modalities: leave it out"
+            f"record={recorder.name} compares clients of one modality, here are {modalities} modalities: leave it out"
         )
     try:
         recorder.fits(_trial(setup))

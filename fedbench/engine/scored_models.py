@@ -67,5 +67,5 @@ def model_of(setup: Setup, client: int, source: Tree) -> Tree:
     tree = setup.federation.placed(source)
     message, memory = trees.under(tree, "message"), trees.under(tree, "memory")
     view = setup.client(client, message, memory, clock, trees.OnHost(trees.expand(message, 1)))
-    engine = LoopedTrainer(setup.kind_of(client))
+    engine = LoopedTrainer(setup.modality_of(client))
     return engine.trained(client, view) if source["trained"] else engine.received(client, view)

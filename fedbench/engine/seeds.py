@@ -30,7 +30,7 @@ from fedbench.engine.trainer import Counts, Outcome, Trainer
 def joint_setup(setups: Sequence[Setup]) -> Setup:
     """The clients of several setups, those of the first before those of the second, and so on.
 
-    The setups are of one kind of client, and differ in their seeds, partitions and learning rates only.
+    The setups are of one modality, and differ in their seeds, partitions and learning rates only.
     """
     rates = tuple(each.protocol.optimizer.lr for each in setups)
     return replace(

@@ -123,8 +123,8 @@ class Setup:
     source: BatchSource = field(default=drawn)  # of mini-batches; a trial takes some of those that are `drawn`
     seeds: tuple[int, ...] = ()  # of each run, where there are several
     rates: tuple[float, ...] = ()
-    parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
-    members: int = 0  # clients of this part's kind; 0: all clients
+    parts: tuple[Setup, ...] = ()  # the setup of each modality, where there are several
+    members: int = 0  # clients of this part's modality; 0: all clients
 
     def __post_init__(self) -> None:
         """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
@@ -132,10 +132,10 @@ class Setup:
         Raises:
             ConfigError: or the method's server cannot serve clients whose networks differ.
         """
-        if not self.members:  # the method was checked with all kinds
+        if not self.members:  # the method was checked with all modalities
             check_selectors(self.method, self.task)
             check_announced(self.method)
-            check_kinds(self.method, len(self.parts))
+            check_modalities(self.method, len(self.parts))
 
     def on(self, device: torch.device) -> Setup:
         """Return the same with the data on another device."""
@@ -147,25 +147,25 @@ class Setup:
         return self.federation.population
 
     @property
-    def kinds(self) -> tuple[Setup, ...]:
-        """The setup of each kind of client: this one, where all are alike."""
+    def modalities(self) -> tuple[Setup, ...]:
+        """The setup of each modality: this one, where all are alike."""
         return self.parts or (self,)
 
-    def kind_of(self, client: int) -> Setup:
-        """The setup of the kind of `client`."""
-        return self.kinds[int(self.task.kind_of(torch.tensor([client])))]
+    def modality_of(self, client: int) -> Setup:
+        """The setup of the modality of `client`."""
+        return self.modalities[int(self.task.modality_of(torch.tensor([client])))]
 
     @property
     def seen(self) -> Setup:
         """The setup of the clients that rounds may meet: all but the last `protocol.unseen`.
 
         Raises:
-            ConfigError: of no client, or of none of a kind.
+            ConfigError: of no client, or of none of a modality.
         """
         if not self.protocol.unseen:
             return self
         count = self.protocol.seen(self.federation.clients)
-        federations = [kind.federation.first(count) for kind in self.kinds]
+        federations = [modality.federation.first(count) for modality in self.modalities]
         if isinstance(self.task, JointTask):
             return joined(self.method, self.task.first(count), federations, self.protocol, self.seed)
         return replace(self, federation=federations[0])
@@ -288,8 +288,8 @@ class Setup:
         `on_host`: the message on the CPU, for `draw`.
         """
         if self.parts:
-            kind = self.kind_of(client)
-            return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, on_host)
+            modality = self.modality_of(client)
+            return modality.client(client, modality.task.own(message), modality.task.own(memory), clock, on_host)
         return Client(
             self.task,
             clock,
@@ -306,18 +306,18 @@ class Setup:
         )
 
 
-def check_kinds(method: Method, kinds: int) -> None:
-    """Refuse a method that cannot serve clients of so many kinds.
+def check_modalities(method: Method, modalities: int) -> None:
+    """Refuse a method that cannot serve clients of so many modalities.
 
     Raises:
         ConfigError: with the reason, and the methods that can.
     """
-    if kinds < 2 or not (reason := method.why_one_kind):
+    if modalities < 2 or not (reason := method.why_one_modality):
         return
     methods = registry("method")
-    able = [name for name in methods if not methods.build({"name": name}).why_one_kind]
+    able = [name for name in methods if not methods.build({"name": name}).why_one_modality]
     raise ConfigError(
-        f"{reason}, but clients have {kinds} modalities with different networks; choose one of {', '.join(able)}, "
+        f"{reason}, but clients have {modalities} modalities with different networks; choose one of {', '.join(able)}, "
         "or method=per_kind method/base=NAME, which runs any method without a preparation inside each modality"
     )
 
@@ -337,9 +337,9 @@ def assemble(
     """The setup of `partition`'s clients with the networks of `model`, trained in bfloat16 if `bf16`.
 
     Raises:
-        ConfigError: a network does not fit the data, a kind has no client, the method does not fit the kinds.
+        ConfigError: a network does not fit the data, a modality has no client, the method does not fit the modalities.
     """
-    partition, kind = model.dealt(partition)
+    partition, modality = model.dealt(partition)
     networks = model.networks
     federations = [Federation(each.view(dataset), partition, device, dtype) for each in networks.values()]
     protocol.cohort_size(protocol.seen(len(partition)))
@@ -349,29 +349,31 @@ def assemble(
     ]
     batch, whole = protocol.local.batch_size, protocol.local.drop_last
     for place, (task, federation) in enumerate(zip(tasks, federations, strict=True)):
-        sizes = [int(n) for n in federation.population.sizes[torch.from_numpy(kind == place)]]
+        sizes = [int(n) for n in federation.population.sizes[torch.from_numpy(modality == place)]]
         shortest = batch if whole else min(n % batch or batch for n in sizes)
         schedule.batches_an_epoch(min(sizes), protocol.local)  # which refuses a client of no whole batch
         check_input(task, shortest, shortest < batch <= min(sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)
-    return joined(method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed)
+    return joined(method, JointTask(tasks, list(networks), torch.from_numpy(modality)), federations, protocol, seed)
 
 
 def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
 ) -> Setup:
-    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view.
+    """The setup of the clients of `task`, whose samples each of `federations` has in one modality's view.
 
     Raises:
-        ConfigError: the clients of a kind are all unseen.
+        ConfigError: the clients of a modality are all unseen.
     """
-    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)), minlength=len(task.kinds))
+    members: Tensor = torch.bincount(
+        task.modality_of(torch.arange(federations[0].clients)), minlength=len(task.modalities)
+    )
     if not members.all():
         raise ConfigError(f"protocol.unseen={protocol.unseen} holds out all clients of one modality; lower it")
     parts = tuple(
         Setup(method, own, federation, protocol, seed, members=int(count))
-        for own, federation, count in zip(task.kinds, federations, members, strict=True)
+        for own, federation, count in zip(task.modalities, federations, members, strict=True)
     )
     return Setup(method, task, federations[0], protocol, seed, parts=parts)
 

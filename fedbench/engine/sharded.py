@@ -83,12 +83,12 @@ def hashes(setup: Setup) -> tuple[str, str]:
     while methods:  # a method may hold others
         found.append(method := methods.pop())
         methods += [each for field in fields(method) if isinstance(each := getattr(method, field.name), Method)]
-    layers = {type(layer) for kind in setup.kinds for layer in kind.task.fresh().modules()}
+    layers = {type(layer) for modality in setup.modalities for layer in modality.task.fresh().modules()}
     own = [each for each in (*map(type, found), *layers, type(setup), Shard) if not each.__module__.startswith("torch")]
     code = _code((*ENGINES, *sorted(f"{each.__module__}:{each.__qualname__}" for each in own)))
     data = 0
-    for kind in setup.kinds:
-        for leaf in (kind.federation.x, kind.federation.y, kind.federation.sets["train"].values):
+    for modality in setup.modalities:
+        for leaf in (modality.federation.x, modality.federation.y, modality.federation.sets["train"].values):
             data = zlib.crc32(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, data)
     return code, f"{data:08x}"
 

@@ -86,8 +86,8 @@ def measured(setup: Setup, name: str, tally: Tally, ids: Tensor) -> dict[str, Me
     if tally.outputs is None:
         return {}
     own, scored = name.removeprefix(TRAINED), setup.scored
-    if own == COMMON:  # which is scored in every kind's view of the samples
-        labels = [np.tile(scored.labels("global", 0), len(setup.kinds))]
+    if own == COMMON:  # which is scored in every modality's view of the samples
+        labels = [np.tile(scored.labels("global", 0), len(setup.modalities))]
     else:
         labels = [scored.labels(own, client) for client in ids.tolist()]
     tested = [y if total else y[:0] for y, total in zip(labels, tally.total, strict=True)]
@@ -97,18 +97,18 @@ def measured(setup: Setup, name: str, tally: Tally, ids: Tensor) -> dict[str, Me
 
 @torch.no_grad()
 def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
-    """The global model at `clock` on the global test set, in every kind's view of it.
+    """The global model at `clock` on the global test set, in every modality's view of it.
 
     Raises:
         Diverged: its scores are not finite.
     """
     correct, total = (torch.zeros(1, setup.task.classes, dtype=torch.float64) for _ in range(2))
     kept = []
-    for kind in setup.kinds:
-        for indices in kind.federation.global_test.split(COMMON_BATCH):
-            x, y = kind.federation.gather(indices)
-            scores = kind.task.apply(model, x)
-            counts = count_correct(scores, y, kind.task.classes)
+    for modality in setup.modalities:
+        for indices in modality.federation.global_test.split(COMMON_BATCH):
+            x, y = modality.federation.gather(indices)
+            scores = modality.task.apply(model, x)
+            counts = count_correct(scores, y, modality.task.classes)
             correct, total = (one + each.cpu() for one, each in zip((correct, total), counts, strict=True))
             kept += [scores.cpu()] if setup.keeps_scores else []
     if total.isnan().any():
@@ -304,8 +304,10 @@ class Simulation:
         setup, method, rounds = self.setup, self.setup.method, self.setup.protocol.rounds
         if setup.protocol.optimizer.state == "fresh":
             return {}
-        kinds = setup.task.kind_of(setup.everyone).tolist()
-        cohort = setup.cohort(torch.tensor([kinds.index(kind) for kind in sorted(set(kinds))]), Clock(0, rounds))
+        modalities = setup.task.modality_of(setup.everyone).tolist()
+        cohort = setup.cohort(
+            torch.tensor([modalities.index(modality) for modality in sorted(set(modalities))]), Clock(0, rounds)
+        )
         message, memory = message_to(setup, state, cohort), state.memory.take(cohort.ids)
         leaves: Tree = {}
         for row, client in enumerate(cohort.ids.tolist()):

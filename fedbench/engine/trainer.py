@@ -122,7 +122,7 @@ class Trainer(ABC):
 
 
 class Engine(Trainer):
-    """A trainer of clients of one kind, which sets the device to all work, and then waits."""
+    """A trainer of clients of one modality, which sets the device to all work, and then waits."""
 
     @abstractmethod
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
@@ -193,19 +193,19 @@ def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     return counts[:, 1], counts.sum(1)
 
 
-def by_kind(setup: Setup, engines: Sequence[Engine]) -> Trainer:
-    """The engine for `setup` of those for its kinds: the only one, or all of them in turn."""
-    return engines[0] if len(engines) == 1 else KindsTrainer(setup, engines)
+def by_modality(setup: Setup, engines: Sequence[Engine]) -> Trainer:
+    """The engine for `setup` of those for its modalities: the only one, or all of them in turn."""
+    return engines[0] if len(engines) == 1 else ModalitiesTrainer(setup, engines)
 
 
-class KindsTrainer(Trainer):
-    """Any engine for each kind; what they give is put back in the cohort's order.
+class ModalitiesTrainer(Trainer):
+    """Any engine for each modality; what they give is put back in the cohort's order.
 
     All are set to work before the host waits for what any of them gives.
     """
 
     def __init__(self, setup: Setup, engines: Sequence[Engine]) -> None:
-        """`engines` are of the setups of `setup.kinds`."""
+        """`engines` are of the setups of `setup.modalities`."""
         super().__init__(setup)
         self.engines = tuple(engines)
 
@@ -231,14 +231,14 @@ class KindsTrainer(Trainer):
         for engine in self.engines:
             engine.close()
 
-    def _tell(self, kind: int, kinds: int, share: float) -> None:
-        self.tell((kind + share) / kinds)
+    def _tell(self, modality: int, modalities: int, share: float) -> None:
+        self.tell((modality + share) / modalities)
 
     def _each(self, ids: Tensor, message: Tree, memory: Tree) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
-        """(which of the cohort, their engine, their messages and memories) of each kind in the cohort."""
-        kind = self.setup.task.kind_of(ids)
+        """(which of the cohort, their engine, their messages and memories) of each modality in the cohort."""
+        modality = self.setup.task.modality_of(ids)
         for place, engine in enumerate(self.engines):
-            chosen = kind == place
+            chosen = modality == place
             if bool(chosen.any()):
                 own = engine.setup.task.own
                 yield chosen, engine, (trees.rows(own(message), chosen), trees.rows(own(memory), chosen))

@@ -19,13 +19,13 @@ from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import BatchSource, Drawn, Setup, drawn
-from fedbench.engine.trainer import by_kind
+from fedbench.engine.trainer import by_modality
 from fedbench.models.layers import BatchNorm
 
 
 @torch.no_grad()
 def check_hooks(setup: Setup) -> None:
-    """Have the smallest client of each kind take a step, and the server their uploads; all of it is forgotten.
+    """Have the smallest client of each modality take a step, and the server their uploads; all of it is forgotten.
 
     So does a method inside another by itself. What fails for another reason than the config is left to the run: a
     method may need its preparation first.
@@ -42,8 +42,8 @@ def check_hooks(setup: Setup) -> None:
     for field in dataclasses.fields(setup.method):
         if isinstance(inner := getattr(setup.method, field.name), Method):
             parts = tuple(replace(part, method=inner) for part in setup.parts)
-            # A method that cannot serve several kinds of client is inside each of them.
-            for each in parts if inner.why_one_kind and parts else [replace(setup, method=inner, parts=parts)]:
+            # A method that cannot serve several modalities is inside each of them.
+            for each in parts if inner.why_one_modality and parts else [replace(setup, method=inner, parts=parts)]:
                 check_hooks(each)
 
 
@@ -93,13 +93,15 @@ def _normalised() -> Iterator[list[int]]:
 
 
 def _step(setup: Setup, clock: Clock, order: Tensor, source: BatchSource) -> None:
-    """Train the first client of each kind by `order` [N] on the batches of `source`, and forget it."""
-    smallest, kind_of = order.argsort(), setup.task.kind_of(setup.everyone)
-    ids = torch.stack([smallest[kind_of[smallest] == kind][0] for kind in kind_of.unique()]).sort().values
+    """Train the first client of each modality by `order` [N] on the batches of `source`, and forget it."""
+    smallest, modality_of = order.argsort(), setup.task.modality_of(setup.everyone)
+    ids = (
+        torch.stack([smallest[modality_of[smallest] == modality][0] for modality in modality_of.unique()]).sort().values
+    )
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
     cohort = setup.cohort(ids, clock)
-    trainer = by_kind(setup, [LoopedTrainer(replace(kind, source=source)) for kind in setup.kinds])
+    trainer = by_modality(setup, [LoopedTrainer(replace(modality, source=source)) for modality in setup.modalities])
     outcome = trainer.train(ids, setup.method.send(server, cohort), trees.clone(memory), clock)
     setup.method.aggregate(server, outcome.uploads, cohort)
 

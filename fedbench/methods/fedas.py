@@ -54,7 +54,7 @@ class FedAS(FedPer):
         return None
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """T_k of a larger network is larger."""
         return "FedAS weighs clients by their gradients"
 

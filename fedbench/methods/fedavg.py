@@ -1,7 +1,7 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
 Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
-the model: those stay on their clients. Of clients of several kinds a leaf is averaged over those that have it.
+the model: those stay on their clients. Of clients of several modalities a leaf is averaged over those that have it.
 Deviation: n is of the round's clients, whose shares sum to one, and local steps are the protocol's optimiser's, which
 need not be plain gradient steps.
 Batch normalisation: affine parameters and running statistics are averaged like all other leaves that are not private.
@@ -44,7 +44,7 @@ class FedAvg(Method):
         return "personalised" if self.private else "global"
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """Return no reason: a leaf is averaged over the clients that have it."""
         return ""
 

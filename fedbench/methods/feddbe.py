@@ -49,7 +49,7 @@ class FedDBE(FedAvg):
         return Conformance(inert={"mean": "the mean of all is measured once, before the first round"})
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """The mean of all is of one network's features."""
         return "FedDBE averages features over all clients"
 

@@ -35,9 +35,9 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedIoT(Method):
-    """Autoencoders averaged by kind of client, and a classifier that the server trains.
+    """Autoencoders averaged by modality, and a classifier that the server trains.
 
-    Server: * [...]; decoder/**, of each kind; labelled/**, samples x and their labels y, of each kind
+    Server: * [...]; decoder/**, of each modality; labelled/**, samples x and their labels y, of each modality
     Memory: nothing
     Message: * [...]; decoder/**
     Upload: * [...], without the classifier layer; decoder/**
@@ -45,13 +45,13 @@ class FedIoT(Method):
 
     labelled: float = share(0.1, above=True)  # of the clients' training samples, which the server has with labels
     steps: int = at_least(0, 200)  # of the classifier each round
-    batch: int = at_least(1, 64)  # samples of each kind a step
+    batch: int = at_least(1, 64)  # samples of each modality a step
     lr: float = positive(1e-3)  # of the classifier (Adam)
 
     paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """Return no reason: a modality's clients share an autoencoder."""
         return ""
 
@@ -64,20 +64,23 @@ class FedIoT(Method):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return the networks, and a decoder for each."""
         server = task.init(generator)
-        for kind in task.kinds:
-            wide, narrow = math.prod(kind.shape_before(kind.boundary)), kind.tokens or math.prod(kind.shape)
+        for modality in task.modalities:
+            wide, narrow = (
+                math.prod(modality.shape_before(modality.boundary)),
+                modality.tokens or math.prod(modality.shape),
+            )
             decoder = linear("decoder", wide, narrow, generator)
-            server |= {name.replace(".", f"/{kind.prefix}"): leaf for name, leaf in decoder.items()}
+            server |= {name.replace(".", f"/{modality.prefix}"): leaf for name, leaf in decoder.items()}
         return server, {}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Give the server its labelled samples, of each kind."""
-        for index, kind in enumerate(preparation.task.kinds):
-            samples = preparation.samples(kind=index)
+        """Give the server its labelled samples, of each modality."""
+        for index, modality in enumerate(preparation.task.modalities):
+            samples = preparation.samples(modality=index)
             count = max(1, round(self.labelled * len(samples.y)))
             generator = rng.torch_rng(preparation.seed, "labelled", index)
             rows = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
-            own = {f"{kind.prefix}x": samples.x[rows], f"{kind.prefix}y": samples.y[rows]}
+            own = {f"{modality.prefix}x": samples.x[rows], f"{modality.prefix}y": samples.y[rows]}
             server = {**server, **trees.join(labelled=own)}
         return server, memory
 
@@ -88,8 +91,8 @@ class FedIoT(Method):
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average the autoencoders, then train the classifier on the server's samples."""
         server = {**server, **cohort.mean(uploads)}
-        known = [encoded(server, kind) for kind in cohort.task.kinds]
-        first = cohort.task.kinds[0]
+        known = [encoded(server, modality) for modality in cohort.task.modalities]
+        first = cohort.task.modalities[0]
 
         def loss(head: Tree, generator: torch.Generator) -> Tensor:
             terms = []
@@ -133,12 +136,12 @@ class FedIoT(Method):
         return trees.plain(work)
 
 
-def encoded(server: Tree, kind: Task) -> tuple[Tensor, Tensor]:
-    """Return (representations [m, d], labels [m]) of the server's samples of a kind."""
+def encoded(server: Tree, modality: Task) -> tuple[Tensor, Tensor]:
+    """Return (representations [m, d], labels [m]) of the server's samples of a modality."""
     own = trees.part(server, "labelled")
-    x, y = own[f"{kind.prefix}x"], own[f"{kind.prefix}y"]
+    x, y = own[f"{modality.prefix}x"], own[f"{modality.prefix}y"]
     model = trees.plain(server)
-    return torch.cat([kind.features(model, block.x) for block in features.blocks(Batch(x, y))]), y
+    return torch.cat([modality.features(model, block.x) for block in features.blocks(Batch(x, y))]), y
 
 
 def _sent(server: Tree) -> Tree:

@@ -36,8 +36,8 @@ class FedNova(FedAvg):
         return None
 
     @property
-    def why_one_kind(self) -> str:
-        """A round without a kind of client would bring no mean of its leaves."""
+    def why_one_modality(self) -> str:
+        """A round without a modality would bring no mean of its leaves."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:

@@ -10,7 +10,7 @@ The authors' code runs Keras's optimisers, which correct m and v for their start
 (`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both
 start at 0.
 Batch normalisation: affine parameters are stepped, running statistics averaged. A leaf that no client of a round has
-(of an absent kind) rests, and so does its state.
+(of an absent modality) rests, and so does its state.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class FedOpt(WrapperMethod):
         return self.inner.family
 
     @property
-    def why_one_kind(self) -> str:
-        return self.inner.why_one_kind
+    def why_one_modality(self) -> str:
+        return self.inner.why_one_modality
 
     @property
     def conformance(self) -> Conformance:

@@ -4,8 +4,8 @@ FedAvg whose client k keeps a private model v_k, first the initial one, and mini
 R keeps w near v_k: the mean cross-entropy of w's softmax with that of v_k's logits over a temperature (`kd`), or the
 squared maximum mean discrepancy of both models' features, by five Gaussian kernels whose widths follow the mini-batch
 (`mmd`). After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)), c the rounds that it took part in
-before, share T those that it takes part in of T. Scored: v_k. Inside coalitions or kinds share is of their members in
-the round, and so differs from round to round where not all clients take part.
+before, share T those that it takes part in of T. Scored: v_k. Inside coalitions or modalities share counts their
+members in the round, and so differs from round to round where not all clients take part.
 As in the authors' code the temperature, 4, divides v_k's logits alone, and v_k is in evaluation mode. PFLlib's version
 has m by rounds, four fixed widths, and scores w as trained.
 Batch normalisation: w's statistics are averaged; v_k's are mixed like its weights.
@@ -51,7 +51,7 @@ class FedPHP(Method):
     paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """Return no reason: a leaf is averaged over the clients that have it."""
         return ""
 

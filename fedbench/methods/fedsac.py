@@ -128,7 +128,7 @@ class MultimodalFedSaC(FedSaC):
     heads: str = one_of("across", "all", "apart")
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """Return no reason: bodies are mixed inside a modality, classification layers across."""
         return ""
 
@@ -152,7 +152,7 @@ class MultimodalFedSaC(FedSaC):
         count = len(cohort.ids)
         S = torch.zeros(count, count, dtype=torch.float64, device=uploads["subspace/U"].device)
         same = torch.zeros(count, count, dtype=torch.bool)
-        for members, modality in cohort.by_kind():
+        for members, modality in cohort.by_modality():
             index = sent(members.nonzero().flatten(), S.device)
             own = trees.rows(modality.task.own(uploads), members)
             S[index[:, None], index] = self.similarities(server, own, modality)

@@ -24,9 +24,9 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class PerKind(WrapperMethod):
-    """A base server for each kind of client.
+    """A base server for each modality.
 
-    Server: kind [N], its name's place in their order; base/**, which of several kinds is base:KIND/**
+    Server: modality [N], its name's place in their order; base/**, which of several modalities is base:MODALITY/**
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's
@@ -42,7 +42,7 @@ class PerKind(WrapperMethod):
         return self.inner.family
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """The method inside may be any that does not prepare."""
         if type(self.inner).prepare is Method.prepare:
             return ""
@@ -53,37 +53,39 @@ class PerKind(WrapperMethod):
         return self.inner.conformance
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Return a base server for each kind; all begin from the same weights, as far as they share any."""
-        kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
-        places = sorted(map(_space, task.kinds))  # the order of leaves says nothing: rounds and checkpoints change it
-        server: Tree = {"kind": torch.tensor([places.index(_space(each)) for each in task.kinds])[kind]}
+        """Return a base server for each modality; all begin from the same weights, as far as they share any."""
+        modality, state = task.modality_of(torch.arange(population.clients)), generator.get_state()
+        places = sorted(
+            map(_space, task.modalities)
+        )  # the order of leaves says nothing: rounds and checkpoints change it
+        server: Tree = {"modality": torch.tensor([places.index(_space(each)) for each in task.modalities])[modality]}
         parts = []
-        for index, kind_task in enumerate(task.kinds):
+        for index, own_task in enumerate(task.modalities):
             generator.set_state(state)
-            own, memory = self.inner.init(kind_task, population, generator)
-            server |= trees.join(**{_space(kind_task): own})
-            parts.append((kind == index, trees.rows(memory, kind == index)))
+            own, memory = self.inner.init(own_task, population, generator)
+            server |= trees.join(**{_space(own_task): own})
+            parts.append((modality == index, trees.rows(memory, modality == index)))
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Let the method inside prepare, where there is one kind only: see why_one_kind."""
-        kinds = preparation.task.kinds
-        if len(kinds) > 1:
+        """Let the method inside prepare, where there is one modality only: see why_one_modality."""
+        modalities = preparation.task.modalities
+        if len(modalities) > 1:
             return server, memory
-        own, memory = self.inner.prepare(preparation, trees.under(server, _space(kinds[0])), memory)
-        return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory
+        own, memory = self.inner.prepare(preparation, trees.under(server, _space(modalities[0])), memory)
+        return {"modality": server["modality"], **trees.join(**{_space(modalities[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client what its kind's server sends."""
+        """Send each client what its modality's server sends."""
         parts = [
             (members, self.inner.send(trees.under(server, _space(subcohort.task)), subcohort))
-            for members, subcohort in cohort.by_kind()
+            for members, subcohort in cohort.by_modality()
         ]
         return trees.spread(parts, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
-        for members, subcohort in cohort.by_kind():
+        """Give each modality's server its own clients' uploads; one without a client in the cohort waits."""
+        for members, subcohort in cohort.by_modality():
             space, own = _space(subcohort.task), trees.rows(subcohort.task.own(uploads), members)
             updated = self.inner.aggregate(trees.under(server, space), own, subcohort)
             others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}
@@ -91,17 +93,17 @@ class PerKind(WrapperMethod):
         return server
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """Return the inner method's global model, if there is one kind only."""
-        kinds = task.kinds
-        return self.inner.common(trees.under(server, _space(kinds[0])), task) if len(kinds) == 1 else None
+        """Return the inner method's global model, if there is one modality only."""
+        modalities = task.modalities
+        return self.inner.common(trees.under(server, _space(modalities[0])), task) if len(modalities) == 1 else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        """Return the rows of each kind's clients as the method inside has them."""
+        """Return the rows of each modality's clients as the method inside has them."""
         servers = {k: trees.under(server, space) for k, space in enumerate(self._spaces(server))}
-        return self.combined_rows(servers, server["kind"].cpu(), population)
+        return self.combined_rows(servers, server["modality"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Return what the method inside keeps, of each kind."""
+        """Return what the method inside keeps, of each modality."""
         spaces = self._spaces(server)
         return self.combined_records({space.removeprefix("base"): trees.under(server, space) for space in spaces})
 
@@ -110,5 +112,5 @@ class PerKind(WrapperMethod):
 
 
 def _space(task: Task) -> str:
-    """Return the namespace of a kind's server within the state: `base`, or `base:text`."""
+    """Return the namespace of a modality's server within the state: `base`, or `base:text`."""
     return f"base:{task.prefix}".strip(":.")

@@ -53,7 +53,7 @@ class PFedHN(FedAvg):
     # ---- server
 
     @property
-    def why_one_kind(self) -> str:
+    def why_one_modality(self) -> str:
         """The hypernetwork makes the models of one network."""
         return f"{type(self).__name__} makes the leaves of one network"
 

@@ -30,13 +30,13 @@ from fedbench.models.task import Model, Slice, Task
 
 @dataclass(frozen=True)
 class Kinds(Model):
-    """The clients of the first kind come first, and so on."""
+    """The clients of the first modality come first, and so on."""
 
     called: str = "kinds"  # in tables
     kinds: Any = field(default_factory=dict)  # name of a kind -> its network
-    clients: tuple[int, ...] = at_least(1, ())  # of each kind; empty: equally many, up to one
-    # "all": the clients of all kinds divide the data among them; "each": those of each kind divide the whole data, so
-    # that the first client of each kind holds the same samples, in its own view
+    clients: tuple[int, ...] = at_least(1, ())  # of each modality; empty: equally many, up to one
+    # "all": the clients of all modalities divide the data among them; "each": those of each modality divide the whole
+    # data, so that the first client of each modality holds the same samples, in its own view
     divide: str = one_of("all", "each")
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Kinds(Model):
         """See Model.dealt.
 
         Raises:
-            ConfigError: a kind has no client, or `clients` are not as many as there are.
+            ConfigError: a modality has no client, or `clients` are not as many as there are.
         """
         count = len(self.kinds)
         if self.divide == "each":
@@ -232,31 +232,31 @@ class GlobalMax(nn.Module):
         return x.amax(-1)
 
 
-# Networks of several kinds of client as one task: names of leaves are told apart, the classifier layer is shared.
+# Networks of several modalities as one task: names of leaves are told apart, the classifier layer is shared.
 #
-# The network of the kind `text` is an nn.Sequential of two stages: `text`, everything before the classifier layer, and
-# `head`. So its leaves are called `text.conv.0.weight` and `head.weight`. A leaf whose name, after any namespace,
-# begins with a kind is had by the clients of that kind alone; every other leaf by all.
+# The network of the modality `text` is an nn.Sequential of two stages: `text`, everything before the classifier layer,
+# and `head`. So its leaves are called `text.conv.0.weight` and `head.weight`. A leaf whose name, after any namespace,
+# begins with a modality belongs to the clients of that modality; every other leaf to all.
 
 
-class KindTask(Task):
-    """The network of one kind of client among `names`, which begins with the classifier layer of `first`."""
+class ModalityTask(Task):
+    """The network of one modality among `names`, which begins with the classifier layer of `first`."""
 
-    def __init__(self, plain: Task, names: Sequence[str], kind: int, first: Task | None = None) -> None:
-        self._made_of = (plain, tuple(names), kind, first)
+    def __init__(self, plain: Task, names: Sequence[str], modality: int, first: Task | None = None) -> None:
+        self._made_of = (plain, tuple(names), modality, first)
         self._names = tuple(names)
         self._first = first
-        self.prefix = f"{names[kind]}."
-        build = partial(_nested, plain._build, names[kind])
+        self.prefix = f"{names[modality]}."
+        build = partial(_nested, plain._build, names[modality])
         begin = partial(_renamed, plain._begin, self.prefix)
         super().__init__(build, plain.shape, plain.classes, begin, plain.tokens, bf16=plain.bf16)
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return KindTask, self._made_of
+        return ModalityTask, self._made_of
 
     def init(self, generator: torch.Generator) -> Tree:
-        """Its own initial weights, but for those it shares with the first kind."""
+        """Its own initial weights, but for those it shares with the first modality."""
         state = generator.get_state()
         own = super().init(generator)
         if self._first is None:
@@ -270,25 +270,25 @@ class KindTask(Task):
 
 
 class JointTask(Task):
-    """The networks of all modalities as a server sees them: the leaves of all. It runs none; see `kinds`."""
+    """The networks of all modalities as a server sees them: the leaves of all. It runs none; see `modalities`."""
 
-    def __init__(self, tasks: Sequence[Task], names: Sequence[str], kind: Tensor) -> None:
-        """`tasks` and `names` of the kinds; `kind` [N] is the place in them of each client's.
+    def __init__(self, tasks: Sequence[Task], names: Sequence[str], modality: Tensor) -> None:
+        """`tasks` and `names` of the modalities; `modality` [N] is the place in them of each client's.
 
         Raises:
-            ConfigError: the kinds' classifier layers differ.
+            ConfigError: the modalities' classifier layers differ.
         """
-        first = KindTask(tasks[0], names, 0)
-        rest = [KindTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
-        self._kinds: tuple[Task, ...] = (first, *rest)
-        self._names, self._kind = tuple(names), kind
-        self._given = tuple(tasks), self._names, kind
+        first = ModalityTask(tasks[0], names, 0)
+        rest = [ModalityTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
+        self._modalitys: tuple[Task, ...] = (first, *rest)
+        self._names, self._modality = tuple(names), modality
+        self._given = tuple(tasks), self._names, modality
         self._check_heads()
         self.classes = first.classes
-        self.parameters = frozenset().union(*(task.parameters for task in self._kinds))
-        self.buffers = frozenset().union(*(task.buffers for task in self._kinds))
+        self.parameters = frozenset().union(*(task.parameters for task in self._modalitys))
+        self.buffers = frozenset().union(*(task.buffers for task in self._modalitys))
         self.groups = {
-            group: frozenset().union(*(task.groups[group] for task in self._kinds)) for group in first.groups
+            group: frozenset().union(*(task.groups[group] for task in self._modalitys)) for group in first.groups
         }
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
@@ -296,13 +296,13 @@ class JointTask(Task):
 
     def first(self, count: int) -> JointTask:
         """The same networks, of the first `count` clients."""
-        tasks, names, kind = self._given
-        return JointTask(tasks, names, kind[:count])
+        tasks, names, modality = self._given
+        return JointTask(tasks, names, modality[:count])
 
     def _check_heads(self) -> None:
         shapes = [
             {n: tuple(p.shape) for n, p in task.fresh().get_submodule("head").named_parameters()}
-            for task in self._kinds
+            for task in self._modalitys
         ]
         for name, other in zip(self._names[1:], shapes[1:], strict=True):
             if other != shapes[0]:
@@ -313,45 +313,45 @@ class JointTask(Task):
                 )
 
     @property
-    def kinds(self) -> tuple[Task, ...]:
-        """The network of each kind."""
-        return self._kinds
+    def modalities(self) -> tuple[Task, ...]:
+        """The network of each modality."""
+        return self._modalitys
 
-    def kind_of(self, ids: Tensor) -> Tensor:
-        return self._kind[ids % len(self._kind)]
+    def modality_of(self, ids: Tensor) -> Tensor:
+        return self._modality[ids % len(self._modality)]
 
     def init(self, generator: torch.Generator) -> Tree:
-        """The initial weights of all kinds, each drawn as if it were alone."""
+        """The initial weights of all modalities, each drawn as if it were alone."""
         state = generator.get_state()
         leaves: Tree = {}
-        for task in self._kinds:
+        for task in self._modalitys:
             generator.set_state(state)
             leaves |= task.init(generator)
         return leaves
 
     def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
-        kind = self.kind_of(ids)
+        modality = self.modality_of(ids)
         for place, name in enumerate((*self._names, "")):
             leaves = {key: leaf for key, leaf in tree.items() if owner(key, self._names) == name}
-            chosen = kind == place if name else slice(None)
+            chosen = modality == place if name else slice(None)
             if leaves and (isinstance(chosen, slice) or bool(chosen.any())):
                 yield chosen, trees.rows(leaves, chosen)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
-        raise RuntimeError("clients of several modalities have no network in common; run one of task.kinds")
+        raise RuntimeError("clients of several modalities have no network in common; run one of task.modalities")
 
 
 def owner(leaf: str, names: Sequence[str]) -> str:
-    """Which of the kinds `names` alone has a leaf; "": all have it."""
+    """Which of the modalities `names` alone has a leaf; "": all have it."""
     first = leaf.rpartition("/")[2].partition(".")[0]
     return first if first in names else ""
 
 
-def _nested(build: Callable[[], nn.Sequential], kind: str) -> nn.Sequential:
-    """The network's stages but the last as one that is called after the kind."""
+def _nested(build: Callable[[], nn.Sequential], modality: str) -> nn.Sequential:
+    """The network's stages but the last as one that is called after the modality."""
     stages = OrderedDict(build().named_children())
     head = stages.pop("head")
-    return nn.Sequential(OrderedDict([(kind, nn.Sequential(stages)), ("head", head)]))
+    return nn.Sequential(OrderedDict([(modality, nn.Sequential(stages)), ("head", head)]))
 
 
 def _renamed(begin: Callable[[], Tree], prefix: str) -> Tree:

@@ -139,7 +139,7 @@ class Task:
         return Task, given
 
     @property
-    def kinds(self) -> tuple[Task, ...]:
+    def modalities(self) -> tuple[Task, ...]:
         """The networks of the federation's modalities: this one alone."""
         return (self,)
 
@@ -301,8 +301,8 @@ class Task:
         """The leaves of a stacked tree [C, ...], grouped by the clients of `ids` that have them: (clients, rows)."""
         yield slice(None), tree
 
-    def kind_of(self, ids: Tensor) -> Tensor:
-        """The modality of each of clients `ids`: an index into `kinds`, int64 [C]."""
+    def modality_of(self, ids: Tensor) -> Tensor:
+        """The modality of each of clients `ids`: an index into `modalities`, int64 [C]."""
         return torch.zeros_like(ids)
 
 

@@ -62,10 +62,10 @@ class ResourceEstimate(RunTimes):
         self.timed += seconds is None
         self.by_step += taken * (seconds is None)
         protocol, clients = job.config.protocol, len(setup.population.sizes)
-        model = max(trees.row_bytes(trees.expand(kind.task.fresh().state_dict(), 1)) for kind in setup.kinds)
+        model = max(trees.row_bytes(trees.expand(each.task.fresh().state_dict(), 1)) for each in setup.modalities)
         state = (clients + 1) * model  # of a method that keeps a model on every client
         data = setup.federation.x.numel() * setup.federation.x.element_size()
-        trained = max(client_bytes(kind) for kind in setup.kinds)  # one client at a time
+        trained = max(client_bytes(each) for each in setup.modalities)  # one client at a time
         cohort = 2 * protocol.cohort_size(clients) * model
         self.memory = max(self.memory, PROCESS + data + state + cohort + trained)
         self.checkpoint = max(self.checkpoint, state)

@@ -127,10 +127,10 @@ class ScoredModels:
         clients = self.setup.federation.clients
         if not 0 <= client < clients:
             raise ConfigError(f"client={client}: this run trained the clients 0 to {clients - 1}")
-        kind = self.setup.kind_of(client)
-        federation, labels = kind.federation, None
+        modality = self.setup.modality_of(client)
+        federation, labels = modality.federation, None
         if x is None:
-            inputs, targets = federation.gather(kind.scored.indices(self._test_set, client))
+            inputs, targets = federation.gather(modality.scored.indices(self._test_set, client))
             labels = targets.cpu().numpy()
         else:
             given = torch.as_tensor(np.asarray(x) if self._encode is None else self._encode(x))
@@ -141,7 +141,7 @@ class ScoredModels:
                     f"{', '.join(map(str, federation.shape))}]"
                 )
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
-        scores = LoopedTrainer(kind).predict(model_of(self.setup, client, self._source(client)), inputs)
+        scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
         return Prediction(scores.double().cpu().numpy(), labels)
 
     def _source(self, client: int) -> Tree:

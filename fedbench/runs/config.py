@@ -208,9 +208,9 @@ def from_plain(plain: Mapping[str, Any], kept: Mapping[str, Any] | None = None) 
     run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
     _ = settings.record and run.recorders  # refuses what there is none of
     if len(run.model.networks) > 1:
-        from fedbench.engine.setup import check_kinds
+        from fedbench.engine.setup import check_modalities
 
-        check_kinds(run.method, len(run.model.networks))
+        check_modalities(run.method, len(run.model.networks))
     return run
 
 

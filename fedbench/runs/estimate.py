@@ -85,13 +85,13 @@ class RunTimes:
         )
 
     def _pace(self, where: str, setup: Setup, method: Method) -> float:
-        """Return the seconds of a plain local step with `method`, mean over the kinds of client; timed once `where`."""
+        """Return the seconds of a plain local step with `method`, mean over the modalities; timed once `where`."""
         if where not in self._steps and self._steps and self.patience <= 0:
             return sum(self._steps.values()) / len(self._steps)
         if where not in self._steps:
             begin = time.monotonic()
             one = {"looped": EngineCandidate(LoopedTrainer)}
-            paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
+            paces = [time_engines(replace(modality, method=method), one)["looped"] for modality in setup.modalities]
             self._steps[where] = sum(paces) / len(paces)
             self.patience -= time.monotonic() - begin
         return self._steps[where]

@@ -31,7 +31,7 @@ from fedbench.engine.recording import Arrays, check
 from fedbench.engine.schedule import all_steps
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.trainer import Engine, Trainer, by_kind
+from fedbench.engine.trainer import Engine, Trainer, by_modality
 from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, Measured, fairness
 from fedbench.plots.runs import partition_svg
@@ -420,9 +420,9 @@ def write(
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history, unseen.tallies)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
-    kinds = _kinds(run, setup)
+    modalities = _modalities(run, setup)
     alone = local.get(ACCURACY)
-    clients = client_rows(state.history, reading, sizes=sizes, local=alone, local_measures=local, kinds=kinds)
+    clients = client_rows(state.history, reading, sizes=sizes, local=alone, local_measures=local, modalities=modalities)
     folder.write(CLIENTS, as_csv(named(clients, names)))
     method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
@@ -441,7 +441,7 @@ def write(
         local=alone,
         local_measures=local,
         local_key=local_key,
-        kinds=kinds,
+        modalities=modalities,
         prepared=state.prepared,
         versions={
             "data": fingerprint.content(run.dataset),
@@ -461,10 +461,10 @@ def write(
     return folder.result()
 
 
-def _kinds(run: RunConfig, setup: Setup) -> list[str]:
-    """Return the kind of each client; nothing where there is one."""
+def _modalities(run: RunConfig, setup: Setup) -> list[str]:
+    """Return the modality of each client; nothing where there is one."""
     names = list(run.model.networks)
-    return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
+    return [names[modality] for modality in setup.task.modality_of(setup.everyone).tolist()] if len(names) > 1 else []
 
 
 def local_reference(run: RunConfig) -> tuple[dict[str, Floats], str]:
@@ -539,7 +539,9 @@ def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
         execute_batched(list(lacking.values()))
 
     def joint(setups: Sequence[Setup]) -> Trainer:
-        return by_kind(setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)])
+        return by_modality(
+            setups[0], [alike(each) for each in zip(*(setup.modalities for setup in setups), strict=True)]
+        )
 
     def alike(setups: Sequence[Setup]) -> Engine:
         return stacked_engine(joint_setup(setups), runs[0].hardware)

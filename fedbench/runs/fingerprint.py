@@ -33,7 +33,7 @@ SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are kn
 ENGINE = (
     "fedbench.engine.simulation:Simulation",
     "fedbench.engine.setup:assemble",
-    "fedbench.engine.trainer:by_kind",
+    "fedbench.engine.trainer:by_modality",
     "fedbench.engine.seeds:joint_setup",
     "fedbench.engine.seeds:merged",
     "fedbench.engine.seeds:split",

@@ -396,7 +396,7 @@ def summarise(
     local: Floats | None = None,
     local_measures: Mapping[str, Floats] = MappingProxyType({}),
     local_key: str = "",
-    kinds: Sequence[str] = (),
+    modalities: Sequence[str] = (),
     prepared: tuple[int, int] = (0, 0),
     versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -405,9 +405,10 @@ def summarise(
     `acc` (client mean) and `acc_pooled` follow the report rule on the primary test set; `score` is the one of
     the two that the protocol calls its accuracy. acc_on_<set> repeats both for every test set, each by the same
     rule (and acc_on_val for the validation samples, if any); acc_<rule> reads the primary test set by every rule
-    that applies; acc_of_<kind> is `acc` over the clients of a kind. `report_first`, `report_last` are the first and
-    last round used. Of `of_clients`, `clients` have an accuracy in `acc`, clients_on_<set> in acc_on_<set>, and
-    `clients_ipr` a gain in `ipr` and `rsd`: without a test sample, or a model of the kind that is scored, one has none.
+    that applies; acc_of_<modality> is `acc` over the clients of a modality. `report_first`,
+    `report_last` are the first and last round used. Of `of_clients`, `clients` have an accuracy in `acc`,
+    clients_on_<set> in acc_on_<set>, and `clients_ipr` a gain in `ipr` and `rsd`: without a test sample, or the model
+    that is scored, one has none.
     A metric of scores has the columns <metric>, <metric>_pooled, <metric>_on_<set> (and _pooled), clients_<metric>, for
     whom it is defined, ipr_<metric> and rsd_<metric>.
 
@@ -420,7 +421,7 @@ def summarise(
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
         local_measures: the same of the metrics of scores, for ipr_<metric> and rsd_<metric>.
         local_key: key of that Local run.
-        kinds: of each client; none where all are alike.
+        modalities: of each client; none where all are alike.
         prepared: bytes up and down of all those sent that the method's preparation took.
         versions: columns to append, such as versions and the commit.
 
@@ -467,9 +468,9 @@ def summarise(
     for rule in RULES:
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))
-    for kind in dict.fromkeys(kinds):
-        own = reported.tally.accuracy()[np.array(kinds) == kind]
-        row[f"acc_of_{kind}"] = 100 * float(np.nanmean(own)) if np.isfinite(own).any() else float("nan")
+    for modality in dict.fromkeys(modalities):
+        own = reported.tally.accuracy()[np.array(modalities) == modality]
+        row[f"acc_of_{modality}"] = 100 * float(np.nanmean(own)) if np.isfinite(own).any() else float("nan")
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
     row |= {"bytes_up_prepare": prepared[0], "bytes_down_prepare": prepared[1]}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})
@@ -500,12 +501,12 @@ def client_rows(
     sizes: Mapping[str, Sequence[int] | NDArray[np.int64]],
     local: Floats | None = None,
     local_measures: Mapping[str, Floats] = MappingProxyType({}),
-    kinds: Sequence[str] = (),
+    modalities: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """One row a client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
 
     The same of each metric of scores: <metric>, <metric>_local, and <metric>_gain, which is positive where the client
-    is better than alone. And the number of its kind, where there are several (`kinds` [N]).
+    is better than alone. And the number of its modality, where there are several (`modalities` [N]).
 
     `round` is the (last) round used; clients differ in it when each has its own best-validation round.
     """
@@ -520,10 +521,10 @@ def client_rows(
         unit, fair = METRICS[name].unit, gained.get(name)
         measures |= {name: unit * each.clients, f"{name}_local": unit * local_measures.get(name, nothing)}
         measures[f"{name}_gain"] = nothing if fair is None else fair.gains
-    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    order = {modality: number for number, modality in enumerate(dict.fromkeys(modalities))}
     return [
         {"client": index}
-        | ({"kind": order[kinds[index]]} if kinds else {})
+        | ({"modality": order[modalities[index]]} if modalities else {})
         | {f"size_{name}": int(values[index]) for name, values in sizes.items()}
         | {
             "round": int(reported.rounds[-1, index]),

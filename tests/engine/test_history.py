@@ -156,7 +156,7 @@ class TestSummary:
 
     def test_a_kind_without_a_test_sample_has_no_accuracy(self):
         history = History([a_record(0), Record(1, {"local": tally([6, 0], [10, 0])}, 100, 200, {})])
-        row = summarise(LABELS, KEY, history, Reading("last"), partition_hash="", kinds=["image", "text"])
+        row = summarise(LABELS, KEY, history, Reading("last"), partition_hash="", modalities=["image", "text"])
         assert row["acc"] == row["acc_of_image"] == pytest.approx(60.0)
         assert math.isnan(row["acc_of_text"])
 

@@ -23,7 +23,7 @@ from fedbench.engine.seeds import joint_setup, together
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import KindsTrainer, Outcome, Trainer
+from fedbench.engine.trainer import ModalitiesTrainer, Outcome, Trainer
 from fedbench.engine.trial import check_hooks
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
@@ -49,8 +49,8 @@ def test_runs_whose_last_clients_are_unseen_train_together_as_alone() -> None:
         return simulate_on(setup, make(trainer(setup)))
 
     def joint(several: Sequence[Setup]) -> Trainer:
-        alike = zip(*(each.kinds for each in several), strict=True)
-        return KindsTrainer(several[0], [StackedTrainer(joint_setup(kinds), 9) for kinds in alike])
+        alike = zip(*(each.modalities for each in several), strict=True)
+        return ModalitiesTrainer(several[0], [StackedTrainer(joint_setup(kinds), 9) for kinds in alike])
 
     for setup, state in zip(setups, together([partial(work, each) for each in setups], joint), strict=True):
         assert isinstance(state, State)

@@ -169,18 +169,18 @@ def test_a_simulation_that_is_stopped_asks_no_more_however_often_it_tries() -> N
 def test_a_kind_s_cohort_is_served_as_its_clients_are() -> None:
     chosen = pair(FedAvg())
     cohort = chosen.cohort(torch.tensor([1, 2, 4]), CLOCK)
-    found = list(cohort.by_kind())
+    found = list(cohort.by_modality())
     assert [mask.tolist() for mask, _ in found] == [[True, False, False], [False, True, True]]
     for place, (_, part) in enumerate(found):
         assert part.served.tolist() == [client for client, kind in enumerate(KIND) if kind == place]
         assert part.ids.tolist() == [[1], [2, 4]][place]
         assert part.steps.tolist() == cohort.steps[[[0], [1, 2]][place]].tolist()
-        assert part.task is chosen.task.kinds[place]
-    (only,) = chosen.cohort(torch.tensor([3]), CLOCK).by_kind()
+        assert part.task is chosen.task.modalities[place]
+    (only,) = chosen.cohort(torch.tensor([3]), CLOCK).by_modality()
     assert only[1].served.tolist() == [2, 3, 4], "also those that are not in the cohort"
     alike = setup(FedAvg())
     whole = alike.cohort(torch.tensor([0, 3]), CLOCK)
-    ((mask, same),) = whole.by_kind()
+    ((mask, same),) = whole.by_modality()
     assert mask.all()
     assert isinstance(same, Cohort)
     assert same.served.tolist() == [0, 1, 2, 3, 4]

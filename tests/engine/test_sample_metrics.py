@@ -206,7 +206,7 @@ def test_kinds_of_client_are_measured_alike() -> None:
     last, own = state.history.last.measures["local"], pair.personal(chosen, state)
     scores, labels = [], []
     for client, model in enumerate(own):
-        kind = chosen.kind_of(client)
+        kind = chosen.modality_of(client)
         x, y = kind.federation.gather(kind.federation.indices("local", client))
         scores.append(kind.task.apply(model, x).numpy())
         labels.append(y.numpy())

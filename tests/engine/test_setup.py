@@ -22,9 +22,9 @@ from fedbench.engine import setup as setups
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import LoopedTrainer, SharedScores
-from fedbench.engine.setup import ScoredSets, assemble, check_kinds
+from fedbench.engine.setup import ScoredSets, assemble, check_modalities
 from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import KindsTrainer, Outcome
+from fedbench.engine.trainer import ModalitiesTrainer, Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedsac import FedSaC
 from fedbench.models.small import MLP, LeNet5
@@ -70,12 +70,12 @@ def test_clients_of_kinds_by_hand() -> None:
     ):
         pair(FedSaC())
     with pytest.raises(ConfigError) as caught:
-        check_kinds(FedSaC(), 2)
+        check_modalities(FedSaC(), 2)
     able = str(caught.value).split("choose one of ")[1].split(", where")[0].split(", ")
     assert {"fedavg", "local", "per_kind"} <= set(able)
     assert not {"fedsac", "fedamp", "kmeans"} & set(able)
-    check_kinds(FedSaC(), 1)
-    check_kinds(FedAvg(), 2)
+    check_modalities(FedSaC(), 1)
+    check_modalities(FedAvg(), 2)
 
 
 def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:
@@ -92,7 +92,7 @@ def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:
 def test_engines_of_kinds_are_all_closed() -> None:
     closed: list[int] = []
     engines: Any = [SimpleNamespace(close=lambda place=place: closed.append(place)) for place in range(2)]
-    KindsTrainer(pair(FedAvg()), engines).close()
+    ModalitiesTrainer(pair(FedAvg()), engines).close()
     assert closed == [0, 1]
 
 

@@ -161,7 +161,7 @@ def test_of_every_kind_of_client_some_fall_short() -> None:
     for number in range(3):
         for client in range(5):
             arrives = chosen.falls_short(client, Clock(number, 3))[1]
-            own = chosen.kinds[pair.KIND[client]].task.parameters
+            own = chosen.modalities[pair.KIND[client]].task.parameters
             expected += arrives * sum(state.server[name].numel() * 8 for name in own)
     assert state.bytes_up == expected
     assert all(bool(leaf.isfinite().all()) for leaf in state.server.values())

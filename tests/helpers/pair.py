@@ -20,7 +20,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup, joined
 from fedbench.engine.simulation import State
-from fedbench.engine.trainer import Engine, KindsTrainer, Trainer
+from fedbench.engine.trainer import Engine, ModalitiesTrainer, Trainer
 from fedbench.methods import METHODS
 from fedbench.models.modalities import JointTask, TextCNN
 from fedbench.models.small import MLP
@@ -34,7 +34,7 @@ NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabul
 
 QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
 UNLIKE = tuple(
-    name for name in METHODS if not METHODS.build({"name": name}).why_one_kind
+    name for name in METHODS if not METHODS.build({"name": name}).why_one_modality
 )  # methods that serve several kinds
 
 
@@ -81,7 +81,7 @@ def pair(
 
 def trainer(chosen: Setup, build: Callable[[Setup], Engine] = LoopedTrainer) -> Trainer:
     """An engine for each kind."""
-    return KindsTrainer(chosen, [build(kind) for kind in chosen.kinds])
+    return ModalitiesTrainer(chosen, [build(kind) for kind in chosen.modalities])
 
 
 def simulate(chosen: Setup, build: Callable[[Setup], Engine] = LoopedTrainer) -> State:

@@ -23,7 +23,7 @@ from tests.methods.toys import simulate as toys_simulate
 def test_clients_never_look_at_labels() -> None:
     chosen = pair(FedIoT())
     for k in (0, 3):
-        kind = chosen.kinds[KIND[k]]
+        kind = chosen.modalities[KIND[k]]
         message = {n: leaf.double() for n, leaf in chosen.task.init(torch.Generator()).items()}
         server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator())
         view = chosen.client(k, {**message, **trees.join(decoder=trees.part(server, "decoder"))}, {}, Clock(0, 3))
@@ -45,7 +45,7 @@ def test_the_decoder_begins_where_the_classifier_does() -> None:
 
 def test_the_error_of_captions_by_hand() -> None:
     chosen = pair(FedIoT())
-    task = chosen.task.kinds[1]
+    task = chosen.task.modalities[1]
     server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator())
     work = {n: leaf.double() for n, leaf in task.own(server).items()}
     view = chosen.client(2, work, {}, Clock(0, 3))
@@ -73,7 +73,7 @@ def test_the_server_alone_trains_the_classifier_and_on_its_own_samples() -> None
 def test_the_classifier_learns_both_modalities() -> None:
     chosen = pair(FedIoT(steps=300, labelled=1.0, lr=0.02), rounds=1)
     server = simulate(chosen).server
-    for kind in chosen.task.kinds:
+    for kind in chosen.task.modalities:
         z, y = encoded(server, kind)
         begin = chosen.task.init(rng.torch_rng(0, "init"))
         drawn = {name: leaf.double() for name, leaf in begin.items() if name.startswith("head.")}
@@ -85,10 +85,12 @@ def test_the_error_of_a_batch_is_the_mean_over_its_samples_by_loops() -> None:
     """Of photographs the mean square over pixels, of captions the mean over words; padding has no part."""
     chosen = pair(FedIoT())
     server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(1))
-    for k, kind in ((0, chosen.task.kinds[0]), (2, chosen.task.kinds[1])):
+    for k, kind in ((0, chosen.task.modalities[0]), (2, chosen.task.modalities[1])):
         work = {n: leaf.double() for n, leaf in kind.own(server).items()}
         view = chosen.client(k, work, {}, Clock(0, 3))
-        x, y = chosen.kinds[KIND[k]].federation.gather(chosen.kinds[KIND[k]].federation.indices("train", k)[:3])
+        x, y = chosen.modalities[KIND[k]].federation.gather(
+            chosen.modalities[KIND[k]].federation.indices("train", k)[:3]
+        )
         weight, bias = (work[f"decoder/{kind.prefix}{name}"] for name in ("weight", "bias"))
         errors = []
         for sample in x.double():
@@ -110,7 +112,7 @@ def test_decoders_begin_as_linear_layers_do() -> None:
     """Uniform within 1 / sqrt(width of the representation), as torch.nn.Linear."""
     chosen = pair(FedIoT())
     server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
-    for kind in chosen.task.kinds:
+    for kind in chosen.task.modalities:
         weight = server[f"decoder/{kind.prefix}weight"]
         bound = weight.shape[1] ** -0.5
         assert 0.9 * bound < float(weight.abs().max()) <= bound

@@ -546,10 +546,10 @@ def test_rounds_of_fediot() -> None:  # noqa: C901 - rounds, read from top to bo
     chosen = pair(FedIoT(labelled=0.3, steps=4, batch=5, lr=0.05), cohort="4")
     simulation = Simulation(chosen, trainer(chosen))
     state = simulation.begin()
-    kinds = chosen.task.kinds
+    kinds = chosen.task.modalities
     w = {n: v for n, v in state.server.items() if not n.startswith("labelled/")}
     known, seen = [], set()
-    for index, (kind, setup) in enumerate(zip(kinds, chosen.kinds, strict=True)):
+    for index, (kind, setup) in enumerate(zip(kinds, chosen.modalities, strict=True)):
         members = [k for k in range(5) if KIND[k] == index]
         x, y = (torch.cat(parts) for parts in zip(*(samples(setup, k) for k in members), strict=True))
         rows = torch.randperm(len(y), generator=rng.torch_rng(0, "labelled", index))[: round(0.3 * len(y))]
@@ -560,7 +560,7 @@ def test_rounds_of_fediot() -> None:  # noqa: C901 - rounds, read from top to bo
         seen.add(tuple(ids))
         trained: dict[int, Tree] = {}
         for k in ids:
-            kind, (x, y) = kinds[KIND[k]], samples(chosen.kinds[KIND[k]], k)
+            kind, (x, y) = kinds[KIND[k]], samples(chosen.modalities[KIND[k]], k)
             own = kind.own(w)
             order = schedule.batches(len(y), chosen.protocol.local, Stage(), rng.torch_rng(0, "batches", done, k, 0))
             for rows in order:
@@ -582,7 +582,7 @@ def test_rounds_of_fediot() -> None:  # noqa: C901 - rounds, read from top to bo
         fresh = {}
         for n in w:
             having = [k for k in ids if n in trained[k] and n not in HEAD]
-            sizes = [len(samples(chosen.kinds[KIND[k]], k)[1]) for k in having]
+            sizes = [len(samples(chosen.modalities[KIND[k]], k)[1]) for k in having]
             if having:
                 fresh[n] = sum(s / sum(sizes) * trained[k][n] for s, k in zip(sizes, having, strict=True))
         w = {**w, **fresh}  # type: ignore[dict-item]
@@ -1277,7 +1277,7 @@ def test_what_each_method_says_of_itself() -> None:
         method = METHODS.build({"name": name})
         assert method.reads_data == READS.get(name, set()), name
         assert (method.shares(torch.ones(2)) is None) is (name in APART), name
-        assert (method.why_one_kind == "") is (name in UNLIKE), name
+        assert (method.why_one_modality == "") is (name in UNLIKE), name
         assert method.prepare_round == (3 if name == "flux" else 0), name
         declared = method.conformance
         assert bool(declared.draws_by_position) is (name in DRAWN), name

@@ -140,13 +140,13 @@ def test_a_kind_goes_on_as_if_it_were_alone(base: str) -> None:
     chosen = pair(PerKind(base={"name": base}))
     found = personal(chosen, simulate(chosen))
     for kind, ids in enumerate(([0, 1], [2, 3, 4])):
-        whole = chosen.kinds[kind].federation
+        whole = chosen.modalities[kind].federation
         only = Federation.joined([whole])
         only.sets = {n: pick(each, ids) for n, each in whole.sets.items()}
         only.ids = ids
         only.population = only._population()
         method = chosen.method.inner  # type: ignore[attr-defined]
-        alone = Setup(method, chosen.task.kinds[kind], only, chosen.protocol, 0)
+        alone = Setup(method, chosen.task.modalities[kind], only, chosen.protocol, 0)
         expected = personal(alone, toys.simulate(alone))  # type: ignore[arg-type]
         assert apart(expected, [found[k] for k in ids]) < 1e-10
 

@@ -18,7 +18,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
-from fedbench.models.modalities import CubCNN, JointTask, Kinds, KindTask, TextCNN, owner
+from fedbench.models.modalities import CubCNN, JointTask, Kinds, ModalityTask, TextCNN, owner
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, Task, check_input, flat_size, gradient
 from tests.models.scratch import build
@@ -63,8 +63,8 @@ def test_stages_run_from_any_to_any() -> None:
     torch.testing.assert_close(task.apply(w, x), out)
     assert [task.shape_before(stage) for stage in task.stages] == [(1, 20, 20), (64,), (84,)]
     assert flat_size(nn.Sequential(nn.Conv2d(1, 5, 3), nn.MaxPool2d(2)), (1, 8, 10)) == 5 * 3 * 4
-    assert task.kinds == (task,)
-    assert task.kind_of(torch.arange(3)).tolist() == [0, 0, 0]
+    assert task.modalities == (task,)
+    assert task.modality_of(torch.arange(3)).tolist() == [0, 0, 0]
     assert task.own(w) is w
     labels, mask = torch.tensor([0, 3, 1]), torch.tensor([True, False, True])
     own = -out.log_softmax(1)[torch.arange(3), labels]
@@ -105,7 +105,7 @@ def test_linear_layers_below_others_are_no_classifier() -> None:
 def test_a_pickled_task_is_made_of_the_same() -> None:
     plain = TextCNN(vocabulary=9, width=8, classifier="last").task((1, 1, 6), 3, bf16=True)
     joint = JointTask([MLP(hidden=(8,)).task((1, 4, 4), 3), plain], ["a", "b"], torch.tensor([0, 1, 1]))
-    for task in (plain, joint, *joint.kinds):
+    for task in (plain, joint, *joint.modalities):
         copy = pickle.loads(pickle.dumps(task))
         assert type(copy) is type(task)
         assert (copy.groups, copy.classes, copy.parameters, copy.prefix) == (
@@ -114,9 +114,9 @@ def test_a_pickled_task_is_made_of_the_same() -> None:
         first, second = (each.init(seeded()) for each in (copy, task))
         assert first.keys() == second.keys()
         assert all(torch.equal(leaf, second[name]) for name, leaf in first.items())
-        for ours, theirs in zip(copy.kinds, task.kinds, strict=True):
+        for ours, theirs in zip(copy.modalities, task.modalities, strict=True):
             assert (ours.shape, ours.tokens, ours.bf16) == (theirs.shape, theirs.tokens, theirs.bf16)
-    assert (plain.tokens, plain.bf16, joint.kinds[1].bf16, joint.kinds[0].bf16) == (9, True, True, False)
+    assert (plain.tokens, plain.bf16, joint.modalities[1].bf16, joint.modalities[0].bf16) == (9, True, True, False)
 
 
 class Mute(nn.Module):
@@ -260,7 +260,7 @@ def test_each_kind_begins_as_if_alone_but_for_the_classifier_of_the_first() -> N
     assert found.keys() == expected.keys() == task.parameters
     assert all(torch.equal(leaf, expected[name]) for name, leaf in found.items())
     assert not any(leaf.requires_grad for leaf in found.values())
-    for place, (kind, each) in enumerate(zip(NETS, task.kinds, strict=True)):
+    for place, (kind, each) in enumerate(zip(NETS, task.modalities, strict=True)):
         own = {name for name in expected if name.startswith((f"{kind}.", "head."))}
         begun = each.init(seeded(3))
         assert begun.keys() == own
@@ -283,7 +283,7 @@ def test_a_given_beginning_takes_the_kind_s_name() -> None:
         def begin(self) -> Tree:
             return {"fc.0.bias": torch.full((5,), 3.0), "head.bias": torch.full((2,), 4.0)}
 
-    w = KindTask(Begun(hidden=(5,)).task((1, 2, 2), 2), ["a", "b"], 1).init(seeded())
+    w = ModalityTask(Begun(hidden=(5,)).task((1, 2, 2), 2), ["a", "b"], 1).init(seeded())
     assert (w["b.fc.0.bias"].tolist(), w["head.bias"].tolist()) == ([3.0] * 5, [4.0] * 2)
 
 
@@ -292,7 +292,7 @@ def test_leaves_are_parted_by_who_has_them(ids: list[int]) -> None:
     """Clients beyond the federation's are its clients again, of another seed."""
     _, task = joint()
     kinds = [[0, 1, 1, 0, 1][k % 5] for k in ids]
-    assert task.kind_of(torch.tensor(ids)).tolist() == kinds
+    assert task.modality_of(torch.tensor(ids)).tolist() == kinds
     names = ["image.a", "personal/image.b", "text.a", "head.weight", "personal/head.bias", "mean", "imagery.c"]
     tree = {name: torch.arange(len(ids)) * 10 + k for k, name in enumerate(names)}
     found = {name: (rows, leaf) for rows, part in task.among(tree, torch.tensor(ids)) for name, leaf in part.items()}

@@ -51,9 +51,9 @@ def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
     result = execute(config("method=fedsac_multimodal", "protocol.score=both", folder=tmp_path))
     with (result.folder / "clients.csv").open() as handle:
         clients = list(csv.DictReader(handle))
-    assert [one["kind"] for one in clients] == ["0", "0", "1", "1"]
+    assert [one["modality"] for one in clients] == ["0", "0", "1", "1"]
     for number, kind in enumerate(("image", "text")):
-        own = [float(one["acc"]) for one in clients if one["kind"] == str(number)]
+        own = [float(one["acc"]) for one in clients if one["modality"] == str(number)]
         assert result.row[f"acc_of_{kind}"] == pytest.approx(np.mean(own))
     assert result.row["acc"] == pytest.approx(np.mean([result.row[f"acc_of_{k}"] for k in ("image", "text")]))
     weights = np.load(result.folder / "collaboration.npz")["W"]
@@ -93,10 +93,10 @@ def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
         assert np.array_equal(each.train[one], each.train[other])
     assert len(np.unique(np.concatenate(each.train[:2] + each.val[:2]))) == 120
     setup = build(config("method=fedavg", "partition.num_clients=2", "model.divide=each"))
-    kinds = setup.kinds
+    kinds = setup.modalities
     assert kinds[0].federation.shape == (3, 16, 16)
     assert kinds[1].federation.shape == (1, 1, 16)
-    assert setup.task.kind_of(setup.everyone).tolist() == [0, 0, 1, 1]
+    assert setup.task.modality_of(setup.everyone).tolist() == [0, 0, 1, 1]
 
 
 def test_keys_tell_networks_and_readings_apart() -> None:

@@ -72,7 +72,7 @@ def test_clients_of_every_kind_train_coarsely(kind: int) -> None:
         plain = [
             net.task(shape, 4, bf16=bf16) for net, shape in zip(NETWORKS.values(), [(1, 4, 4), (1, 1, 4)], strict=True)
         ]
-        tasks.append(JointTask(plain, list(NETWORKS), torch.tensor([0, 1])).kinds[kind])
+        tasks.append(JointTask(plain, list(NETWORKS), torch.tensor([0, 1])).modalities[kind])
     fine, coarse = tasks
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(5, 1, 4, 4, generator=generator) if kind == 0 else torch.arange(20.0).view(5, 1, 1, 4)

@@ -1,7 +1,7 @@
 """Collaboration graphs: client i receives a mixture of the clients' models, weighted by row i of a matrix W.
 
 A subclass gives only W, one for all leaves or one for each group of leaves (body, head). Clients of several modalities
-(Cohort.by_kind) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took part;
+(Cohort.by_modality) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took part;
 absent clients keep their last mixture. `CosineMixing` adds similarities by cosine and a pull towards the mixture.
 `ModelStore` stores every client's latest upload and mixes when it sends, so models of absent clients remain in use; it
 begins with rounds of FedAvg.
@@ -276,11 +276,11 @@ def _norm(tree: Tree) -> Tensor:
 
 def unit_models(models: Tree, task: Task, ids: Tensor) -> Tree:
     """Return each of `models` [C, ...], those of clients `ids`, divided by its length."""
-    kind, parts = task.kind_of(ids), []
-    for index, own_task in enumerate(task.kinds):
-        own = trees.rows(own_task.own(models), kind == index)
+    modality, parts = task.modality_of(ids), []
+    for index, own_task in enumerate(task.modalities):
+        own = trees.rows(own_task.own(models), modality == index)
         unit = functional.normalize(trees.flatten(own), dim=1)
-        parts.append((kind == index, trees.unflatten(unit, own)))
+        parts.append((modality == index, trees.unflatten(unit, own)))
     return trees.spread(parts, len(ids))
 
 
