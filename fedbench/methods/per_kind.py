@@ -26,7 +26,7 @@ from fedbench.models.task import Task
 class PerKind(WrapperMethod):
     """A base server for each modality.
 
-    Server: modality [N], its name's place in their order; base/**, which of several modalities is base:MODALITY/**
+    Server: kind [N], its name's place in their order; base/**, which of several modalities is base:MODALITY/**
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's
@@ -58,7 +58,7 @@ class PerKind(WrapperMethod):
         places = sorted(
             map(_space, task.modalities)
         )  # the order of leaves says nothing: rounds and checkpoints change it
-        server: Tree = {"modality": torch.tensor([places.index(_space(each)) for each in task.modalities])[modality]}
+        server: Tree = {"kind": torch.tensor([places.index(_space(each)) for each in task.modalities])[modality]}
         parts = []
         for index, own_task in enumerate(task.modalities):
             generator.set_state(state)
@@ -73,7 +73,7 @@ class PerKind(WrapperMethod):
         if len(modalities) > 1:
             return server, memory
         own, memory = self.inner.prepare(preparation, trees.under(server, _space(modalities[0])), memory)
-        return {"modality": server["modality"], **trees.join(**{_space(modalities[0]): own})}, memory
+        return {"kind": server["kind"], **trees.join(**{_space(modalities[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client what its modality's server sends."""
@@ -100,7 +100,7 @@ class PerKind(WrapperMethod):
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """Return the rows of each modality's clients as the method inside has them."""
         servers = {k: trees.under(server, space) for k, space in enumerate(self._spaces(server))}
-        return self.combined_rows(servers, server["modality"].cpu(), population)
+        return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return what the method inside keeps, of each modality."""

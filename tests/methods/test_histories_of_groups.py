@@ -257,6 +257,6 @@ def test_rounds_of_scaffold_inside_each_kind() -> None:
                     mean = sum(uploads[f"{'change' if part == 'model' else part}/{weight}"][i] for i in at) / len(at)
                     server[name] = leaf + (0.7 if part == "model" else len(at) / len(of_kind)) * mean
             same(trees.part(state.server, f"base:{kind}"), server)
-    assert state.server["modality"].tolist() == list(KIND)
+    assert state.server["kind"].tolist() == list(KIND)
     assert any(len({KIND[k] for k in ids}) == 1 for ids, *_ in sent)
     assert any(len({KIND[k] for k in ids}) == 2 for ids, *_ in sent)

@@ -483,10 +483,10 @@ def test_what_several_servers_keep_is_put_together_under_their_names() -> None:
     assert averaged.method.collaboration(pair_simulate(averaged).server, averaged.population) is None
     alone = setup(PerKind(), federation(FOUR), rounds=1)
     server = simulate(alone).server
-    assert server["modality"].tolist() == [0] * 4
+    assert server["kind"].tolist() == [0] * 4
     common = alone.method.common(server, alone.task)
     assert common is not None
-    assert {f"base/{n}": v for n, v in common.items()}.keys() == {n for n in server if n != "modality"}
+    assert {f"base/{n}": v for n, v in common.items()}.keys() == {n for n in server if n != "kind"}
     assert all(torch.equal(server[f"base/{n}"], leaf) for n, leaf in common.items())
 
     base = {"name": "fedrema", "classifier": ["@head"]}
