@@ -30,11 +30,11 @@ PARTS = ("correct", "total", "outputs")  # of a tally; the last may be None
 class Tally:
     """Correct predictions and samples tested, one entry a client: `correct` [N], `total` [N], float64.
 
-    Entries are whole numbers, except where classes are weighted (`weighted`). The arrays are copied,
-    so a buffer may be used again.
+    Entries are whole numbers, except where classes are weighted (`weighted`). Of regression `correct` is a sum of
+    points, each at most 1, and may be negative. The arrays are copied, so a buffer may be used again.
 
     Raises:
-        ValueError: when they are not a possible count (shape, sign, more correct than tested).
+        ValueError: when they are not a possible count (shape, not finite, more correct than tested).
     """
 
     correct: Floats
@@ -48,7 +48,8 @@ class Tally:
             object.__setattr__(self, name, np.array(getattr(self, name), dtype=np.float64))
         if self.correct.ndim != 1 or self.correct.shape != self.total.shape:
             raise ValueError(f"a tally needs two [N] arrays, got {self.correct.shape} and {self.total.shape}")
-        possible = (self.correct >= 0) & (self.correct <= self.total * (1 + TIE)) & np.isfinite(self.total)
+        finite = np.isfinite(self.correct) & np.isfinite(self.total)
+        possible = finite & (self.total >= 0) & (self.correct <= self.total * (1 + TIE))
         if not possible.all():
             raise ValueError(f"client {int(np.argmin(possible))}: not a count of correct predictions")
 

@@ -1,7 +1,8 @@
 """Metrics of each sample's scores (AUROC, F1, calibration), by the names of `protocol.metrics`.
 
-Values are fractions, as accuracies in fedbench.metrics, and nats for the negative log-likelihood. Files hold a value
-times its `unit`. An undefined metric is nan, and the mean over clients leaves it out.
+Values are fractions, as accuracies in fedbench.metrics, nats for the negative log-likelihood, and the data's own
+units for errors of regression. Files hold a value times its `unit`. An undefined metric is nan, and the mean over
+clients leaves it out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import ConfigError
 from fedbench.metrics import Floats, Measured
 
 Ints = NDArray[np.int64]
@@ -22,13 +24,17 @@ BINS = 15  # of the expected calibration error
 
 @dataclass(frozen=True)
 class SampleMetric:
-    """A function of n > 0 samples: the log-softmax of their scores [n, K], and their labels [n]."""
+    """A function of n > 0 samples: the log-softmax of their scores [n, K], and their labels [n].
 
-    of: Callable[[Floats, Ints], float]
+    Of regression: of what is predicted [n, 1], and of what is so [n].
+    """
+
+    of: Callable[[Floats, NDArray[Any]], float]
     heading: str  # of a column
     words: str  # for a reader
     unit: float = 100.0  # what 1 is written as
     lower_is_better: bool = False
+    regression: bool = False
 
 
 def balanced_accuracy(logs: Floats, y: Ints) -> float:
@@ -87,6 +93,27 @@ def ece(logs: Floats, y: Ints) -> float:
     return float(np.abs(gaps).sum() / len(y))
 
 
+def r2(predicted: Floats, y: Floats) -> float:
+    """1 - squared errors over squared deviations from the samples' own mean; nan where they do not deviate."""
+    from sklearn.metrics import r2_score
+
+    return float("nan") if y.min() == y.max() else float(r2_score(y, predicted[:, 0]))
+
+
+def mse(predicted: Floats, y: Floats) -> float:
+    """Mean squared error."""
+    from sklearn.metrics import mean_squared_error
+
+    return float(mean_squared_error(y, predicted[:, 0]))
+
+
+def mae(predicted: Floats, y: Floats) -> float:
+    """Mean absolute error."""
+    from sklearn.metrics import mean_absolute_error
+
+    return float(mean_absolute_error(y, predicted[:, 0]))
+
+
 METRICS = {  # as fedbench.config.schema names them
     "balanced_acc": SampleMetric(balanced_accuracy, "bal. acc %", "balanced accuracy, percent"),
     "macro_f1": SampleMetric(macro_f1, "macro F1 %", "macro-averaged F1, percent"),
@@ -94,23 +121,44 @@ METRICS = {  # as fedbench.config.schema names them
     "auprc": SampleMetric(auprc, "AUPRC %", "average precision, percent"),
     "nll": SampleMetric(nll, "NLL", "negative log-likelihood", unit=1.0, lower_is_better=True),
     "ece": SampleMetric(ece, "ECE %", "expected calibration error, percent", lower_is_better=True),
+    "r2": SampleMetric(r2, "R²", "coefficient of determination", unit=1.0, regression=True),
+    "mse": SampleMetric(mse, "MSE", "mean squared error", unit=1.0, lower_is_better=True, regression=True),
+    "mae": SampleMetric(mae, "MAE", "mean absolute error", unit=1.0, lower_is_better=True, regression=True),
 }
 
 
-def measure(names: Sequence[str], scores: Sequence[NDArray[Any]], labels: Sequence[Ints]) -> dict[str, Measured]:
+def check_measures(names: Sequence[str], *, regression: bool) -> None:
+    """Refuse metrics of classes for a quantity, and the reverse.
+
+    Raises:
+        ConfigError: with those that fit.
+    """
+    fitting = [name for name, metric in METRICS.items() if metric.regression == regression]
+    if lost := [name for name in names if name not in fitting]:
+        predicted = "a quantity" if regression else "classes"
+        raise ConfigError(f"protocol.metrics: {lost[0]} is no metric of {predicted}; choose of {', '.join(fitting)}")
+
+
+def measure(
+    names: Sequence[str], scores: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]]
+) -> dict[str, Measured]:
     """Each metric of `names` by client, and of all their samples together.
 
     Args:
         names: of METRICS.
         scores: [n_i, K] of each client's samples; a client may have none.
         labels: [n_i] of the same.
+
+    All are of classes, or all of regression: see `check_measures`.
     """
     from scipy.special import log_softmax
 
-    logs = [np.asarray(log_softmax(each.astype(np.float64), axis=1)) for each in scores]
+    logs = [each.astype(np.float64) for each in scores]
+    if not any(METRICS[name].regression for name in names):
+        logs = [np.asarray(log_softmax(each, axis=1)) for each in logs]
     pool, every = np.concatenate(logs), np.concatenate(labels)
 
-    def value(metric: SampleMetric, logs: Floats, y: Ints) -> float:
+    def value(metric: SampleMetric, logs: Floats, y: NDArray[Any]) -> float:
         return metric.of(logs, y) if len(y) else float("nan")
 
     return {

@@ -90,10 +90,11 @@ def retired(**values: Any) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-# protocol.metrics, in the order of columns: accuracy, which is always measured, and those of fedbench.sample_metrics.
+# protocol.metrics, in the order of columns: the score that is always measured (accuracy, of regression the explained
+# variance), and those of fedbench.sample_metrics.
 
 ACCURACY = "acc"
-METRICS = (ACCURACY, "balanced_acc", "macro_f1", "auroc", "auprc", "nll", "ece")
+METRICS = (ACCURACY, "balanced_acc", "macro_f1", "auroc", "auprc", "nll", "ece", "r2", "mse", "mae")
 
 
 def parse_augmentation(name: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ class Batch:
     """Samples of one client. Padding is masked, so take averages with `Batch.mean`."""
 
     x: Tensor  # [B, ...] normalised float
-    y: Tensor  # int64 [B]
+    y: Tensor  # int64 [B], labels; of regression float [B]
     mask: Tensor | None = None  # bool [B], False for padding; None: all real
     noise: Tree = field(default_factory=dict)  # this step's leaves of Method.draw
 

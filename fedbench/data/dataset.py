@@ -20,6 +20,7 @@ from fedbench.core.rng import numpy_rng
 
 Ints = NDArray[np.int64]
 PARTS = ("train", "val", "test")  # of a client's samples
+TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,8 @@ class Dataset:
     tokens: int = 0  # x holds token numbers below it, 0 for padding
     text: NDArray[np.int32] | None = None  # [n, captions, words] token numbers: 0 padding, 1 an unknown word
     vocabulary: tuple[str, ...] = ()  # the word of each token number
+    target: NDArray[np.float64] | None = None  # [n], of regression: the quantity to predict; then all are of one class
+    target_unit: tuple[float, float] = (0.0, 1.0)  # (zero, one): networks predict (target - zero) / one
 
     def __post_init__(self) -> None:
         for reason in self._faults():
@@ -73,7 +76,7 @@ class Dataset:
             faults.append("images hold values that are not finite")
         if self.domain is not None and self.domain.shape != (n,):
             faults.append(f"domains must have shape [{n}], got {self.domain.shape}")
-        return faults + self._scaling_faults() + self._text_faults()
+        return faults + self._scaling_faults() + self._text_faults() + self._target_faults()
 
     def _scaling_faults(self) -> list[str]:
         faults, channels = list[str](), self.x.shape[1]
@@ -100,6 +103,14 @@ class Dataset:
             return [f"tokens span {self.text.min()}..{self.text.max()}, the vocabulary has {len(self.vocabulary)}"]
         return []
 
+    def _target_faults(self) -> list[str]:
+        if self.target is None:
+            return ["there is one class, so that any model is right"] if self.classes < 2 else []
+        n = len(self.x)
+        if self.classes > 1 or self.target.shape != (n,) or self.target.dtype != np.float64:
+            return [f"targets must be float64 [{n}] and of one class, got {self.target.dtype} {self.target.shape}"]
+        return [] if np.isfinite(self.target).all() else ["targets hold values that are not finite"]
+
     def __len__(self) -> int:
         return len(self.x)
 
@@ -113,7 +124,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """12 hex digits over the shape, every label and 64 spread images: tells two data sets apart."""
         digest = hashlib.sha256(f"{self.name} {self.x.shape} {self.x.dtype} {self.num_train}".encode())
-        digest.update(np.ascontiguousarray(self.y).tobytes())
+        for labels in (self.y, self.target):
+            digest.update(b"" if labels is None else np.ascontiguousarray(labels).tobytes())
         for samples in (self.x, self.text):
             if samples is not None:
                 chosen = samples[spread(len(self), min(64, len(self)))]
@@ -124,7 +136,7 @@ class Dataset:
     def content(self) -> str:
         """12 hex digits over every sample and label; tells apart two data sets with one name."""
         digest = hashlib.sha256(f"{self.num_train} {self.classes}".encode())
-        for array in (self.x, self.y, self.domain, self.text, self.part):
+        for array in (self.x, self.y, self.domain, self.text, self.part, self.target):
             if array is not None:
                 digest.update(f"{array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
@@ -166,7 +178,7 @@ def reduced(data: Dataset, limit: int) -> Dataset:
     if 2 * len(np.unique(trained[spread(data.num_train, limit)])) <= len(np.unique(trained)) <= limit:
         order = np.lexsort((data.y, order >= data.num_train))
     index = np.sort(order[np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])])
-    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "part", "text")}
+    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "part", "text", "target")}
     kept_rows = {name: rows[index] for name, rows in fields.items() if rows is not None}
     return dataclasses.replace(data, num_train=limit, **kept_rows)
 
@@ -207,6 +219,11 @@ class DataSource(Component, ABC):
     def owned(self) -> bool:
         """Whether the samples name their clients, so that partition=natural is the default."""
         return False
+
+    @property
+    def task(self) -> str:
+        """What is predicted: a class (classification), or a quantity (regression)."""
+        return TASKS[0]
 
     def network(self) -> dict[str, Any]:
         """The model of model=auto: its name, and fields that depend on the samples."""

@@ -129,6 +129,11 @@ class Federation:
             for client, owned in enumerate(self._owned(partition)):
                 labels[owned] = partition.label_map[client][labels[owned]]
         self.y = torch.from_numpy(labels).to(self.device)
+        self.zero, self.one = dataset.target_unit
+        self.target: Tensor | None = None  # as networks predict it
+        if dataset.target is not None:
+            target = (torch.from_numpy(dataset.target) - self.zero) / self.one
+            self.target = target.to(self.device, dtype)
         channels = (1, -1, *[1] * (len(self.shape) - 1))
         self.mean = torch.tensor(dataset.mean, dtype=dtype, device=self.device).view(channels)
         self.inverse = (1 / (torch.tensor(dataset.std, dtype=dtype) * dataset.scale)).to(self.device)
@@ -156,6 +161,7 @@ class Federation:
         if apart:
             whole.x = torch.cat([part.x for part in parts])
             whole.y = torch.cat([part.y for part in parts])
+            whole.target = None if parts[0].target is None else torch.cat([part.answers for part in parts])
         shifts = [index * len(part.y) if apart else 0 for index, part in enumerate(parts)]
         whole.sets = {name: Ragged.joined([part.sets[name] for part in parts], shifts) for name in parts[0].sets}
         whole.ids = [key for part in parts for key in part.ids]
@@ -176,6 +182,7 @@ class Federation:
         moved.device = device
         for name in ("x", "y", "mean", "inverse", "offset", "black", "global_test"):
             setattr(moved, name, getattr(self, name).to(device))
+        moved.target = None if self.target is None else self.target.to(device)
         moved.sets = {name: Ragged(each.values.to(device), each.offsets) for name, each in self.sets.items()}
         return moved
 
@@ -218,14 +225,23 @@ class Federation:
         """Sample indices of one of a client's sets; `global` is the same for all."""
         return self.global_test if name == "global" else self.sets[name][client]
 
+    @property
+    def answers(self) -> Tensor:
+        """What is to be predicted of each sample: its label, or its quantity."""
+        return self.y if self.target is None else self.target
+
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(x [..., C, H, W] normalised, y [...]) of samples `indices` [...]."""
-        labels = self.y.index_select(0, indices.reshape(-1)).view(indices.shape)
+        """(x [..., C, H, W] normalised, y [...]) of samples `indices` [...], y as in `answers`."""
+        labels = self.answers.index_select(0, indices.reshape(-1)).view(indices.shape)
         return self._stored(indices).sub_(self.offset).mul_(self.inverse), labels
 
     def normalised(self, x: Tensor) -> Tensor:
         """Samples x [n, ...] that are none of the data set's, but in its units, as networks read them."""
         return x.to(self.device, self.dtype).sub(self.offset).mul_(self.inverse)
+
+    def in_units(self, predicted: np.ndarray) -> np.ndarray:
+        """What networks predict, or `answers`, in the data set's own units: float64."""
+        return predicted.astype(np.float64) * self.one + self.zero
 
     def unit(self, indices: Tensor) -> Tensor:
         """Samples `indices` [...] in the data set's own units divided by its scale: pixels in [0, 1]."""
@@ -264,7 +280,7 @@ class Federation:
                 target.copy_(source)
                 release(self.stored)  # so that a mapped array is not held twice
             self.x = shared
-        for tensor in (self.y, *(each.values for each in self.sets.values())):
+        for tensor in (self.y, self.answers, *(each.values for each in self.sets.values())):
             tensor.share_memory_()
         return self
 

@@ -172,6 +172,11 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
 
 
 def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConfig, pooled: bool) -> None:
+    if dataset.target is not None and spec.by_label:
+        raise ConfigError(
+            f"partition {spec.label} divides classes, and dataset.task=regression has none; use partition=homo, "
+            "quantity0.5, file, or natural where the data name their clients"
+        )
     if test.whole and pooled:
         source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
         raise ConfigError(

@@ -23,6 +23,9 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.models.task import Task
 
+# Of most methods what `Method.unfit` says.
+ONE_NETWORK = {"modalities": "compares or averages models leaf by leaf"}
+
 
 @dataclass(frozen=True)
 class Method(Component, ABC):
@@ -40,9 +43,13 @@ class Method(Component, ABC):
     paper: ClassVar[str] = ""  # authors, venue, year
 
     @property
-    def why_one_modality(self) -> str:
-        """Why all clients must have one modality; "" if the server handles several (see Cohort.by_modality)."""
-        return f"{type(self).__name__} compares or averages models leaf by leaf"
+    def unfit(self) -> Mapping[str, str]:
+        """What it cannot serve -> what it does that is not possible there, to follow its name.
+
+        `modalities`: clients with several networks, see Cohort.by_modality; `regression`: a quantity, of which there
+        are no classes.
+        """
+        return ONE_NETWORK
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         """The clients' weights in the server's average, up to a factor; `sizes` are their samples, float64 [N].

@@ -69,13 +69,15 @@ class ScoredSets:
         sizes = self.federation.sets[name].sizes if name != "global" else [len(self.federation.global_test)]
         return int(max(sizes))
 
-    def labels(self, name: str, client: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Labels of the samples of set `name` that a client is scored on."""
-        return np.asarray(self._labels[self.indices(name, client).cpu().numpy()], dtype=np.int64)
+    def labels(self, name: str, client: int) -> np.ndarray[Any, Any]:
+        """Labels of the samples of set `name` that a client is scored on, int64; a quantity in the data's own units."""
+        found: np.ndarray[Any, Any] = self._labels[self.indices(name, client).cpu().numpy()]
+        return found
 
     @cached_property
-    def _labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.asarray(self.federation.y.cpu(), dtype=np.int64)
+    def _labels(self) -> np.ndarray[Any, Any]:
+        answers = self.federation.answers.cpu().numpy()
+        return answers if self.federation.target is None else self.federation.in_units(answers)
 
 
 Drawn = tuple[schedule.Order, Tree]
@@ -130,12 +132,12 @@ class Setup:
         """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
 
         Raises:
-            ConfigError: or the method's server cannot serve clients whose networks differ.
+            ConfigError: or the method is unfit for what is predicted, or for clients whose networks differ.
         """
         if not self.members:  # the method was checked with all modalities
             check_selectors(self.method, self.task)
             check_announced(self.method)
-            check_modalities(self.method, len(self.parts))
+            check_fits(self.method, len(self.parts), regression=self.task.regresses)
 
     def on(self, device: torch.device) -> Setup:
         """Return the same with the data on another device."""
@@ -306,19 +308,24 @@ class Setup:
         )
 
 
-def check_modalities(method: Method, modalities: int) -> None:
-    """Refuse a method that cannot serve clients of so many modalities.
+def check_fits(method: Method, modalities: int, *, regression: bool) -> None:
+    """Refuse a method that cannot serve clients of so many modalities, or predict a quantity.
 
     Raises:
         ConfigError: with the reason, and the methods that can.
     """
-    if modalities < 2 or not (reason := method.why_one_modality):
+    asked = {"regression": regression, "modalities": modalities > 1}
+    if not (lacking := [name for name, there in asked.items() if there and name in method.unfit]):
         return
     methods = registry("method")
-    able = [name for name in methods if not methods.build({"name": name}).why_one_modality]
+    able = [name for name in methods if not {*lacking} & {*methods.build({"name": name}).unfit}]
+    reason, choose = method.unfit[lacking[0]], f"choose one of {', '.join(able)}"
+    if lacking[0] == "regression":
+        raise ConfigError(f"{type(method).__name__} {reason}, and dataset.task=regression has no classes; {choose}")
     raise ConfigError(
-        f"{reason}, but clients have {modalities} modalities with different networks; choose one of {', '.join(able)}, "
-        "or method=per_kind method/base=NAME, which runs any method without a preparation inside each modality"
+        f"{type(method).__name__} {reason}, but clients have {modalities} modalities with different networks; "
+        f"{choose}, or method=per_kind method/base=NAME, which runs any method without a preparation inside each "
+        "modality"
     )
 
 

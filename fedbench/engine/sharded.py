@@ -88,7 +88,7 @@ def hashes(setup: Setup) -> tuple[str, str]:
     code = _code((*ENGINES, *sorted(f"{each.__module__}:{each.__qualname__}" for each in own)))
     data = 0
     for modality in setup.modalities:
-        for leaf in (modality.federation.x, modality.federation.y, modality.federation.sets["train"].values):
+        for leaf in (modality.federation.x, modality.federation.answers, modality.federation.sets["train"].values):
             data = zlib.crc32(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, data)
     return code, f"{data:08x}"
 

@@ -92,6 +92,8 @@ def measured(setup: Setup, name: str, tally: Tally, ids: Tensor) -> dict[str, Me
         labels = [scored.labels(own, client) for client in ids.tolist()]
     tested = [y if total else y[:0] for y, total in zip(labels, tally.total, strict=True)]
     outputs = [each[: len(y)] for each, y in zip(tally.outputs, tested, strict=True)]
+    if setup.task.regresses:
+        outputs = [setup.federation.in_units(each) for each in outputs]
     return measure(setup.protocol.of_scores, outputs, tested)
 
 

@@ -29,7 +29,7 @@ from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import moved
 from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.setup import Drawn, Setup
-from fedbench.engine.trainer import Counted, Counts, Engine, Outcome
+from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, explained
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -645,11 +645,16 @@ class StackedTrainer(Engine):
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)
             scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
-            hits = scores.argmax(-1) == y
-            onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
-            right = (onehot & hits.unsqueeze(-1)).sum(1)
-            correct += right
-            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            if task.regresses:
+                points, seen = (each.masked_fill(~real, 0.0).sum(1, keepdim=True) for each in explained(scores, y))
+                correct += points
+                total += seen
+            else:
+                hits = scores.argmax(-1) == y
+                onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
+                right = (onehot & hits.unsqueeze(-1)).sum(1)
+                correct += right
+                total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
             kept += [scores.masked_fill(~real.unsqueeze(-1), 0.0)] if self.setup.keeps_scores else []
         return (correct, total), kept
 

@@ -53,6 +53,16 @@ def samples(scores: Tensor) -> Tensor:
     return torch.ones_like(wrong, dtype=torch.float64).masked_fill(wrong, torch.nan)
 
 
+def explained(scores: Tensor, y: Tensor) -> Counted:
+    """(points, total) of each sample of regression, float64 [...]: 1 - (scores [..., 1] - y [...])^2, and 1.
+
+    Where y has variance 1, a mean of points is the share of it that is explained. Both are nan where scores are not
+    finite.
+    """
+    total = samples(scores)
+    return total - (scores.squeeze(-1).double() - y).square(), total
+
+
 def check_scores(completed: int, ids: Tensor, totals: Sequence[Tensor]) -> None:
     """Raise Diverged for the first of the clients `ids` [C] with a nan in its row of a total [C, K], on the CPU."""
     wrong = [total.isnan().any(1) for total in totals]
@@ -61,6 +71,7 @@ def check_scores(completed: int, ids: Tensor, totals: Sequence[Tensor]) -> None:
 
 
 # (correct, total) by true class, each float64 [K], or [C, K] of several clients; nan where scores are not finite.
+# Of regression, which has one class, correct is the sum of points: see `explained`.
 Counted = tuple[Tensor, Tensor]
 # By test set. Where a metric needs the scores of each sample, also (these [n, K] or [C, n, K], nothing) by `outputs_of`
 # the set: n is the largest number of samples that a client has in it, and what is beyond its own is 0.
@@ -184,8 +195,11 @@ def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
 def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B].
 
-    The total is nan in a class of which a sample's scores are not finite.
+    The total is nan in a class of which a sample's scores are not finite. Of a quantity: see `explained`.
     """
+    if labels.is_floating_point():
+        correct, total = explained(scores, labels)
+        return correct.sum().view(1), total.sum().view(1)
     kinds = 2 * labels + (scores.argmax(dim=-1) == labels)
     counts = torch.zeros(2 * classes, dtype=torch.float64, device=labels.device)
     # Not bincount, for which a GPU makes the host wait.

@@ -43,7 +43,7 @@ def check_hooks(setup: Setup) -> None:
         if isinstance(inner := getattr(setup.method, field.name), Method):
             parts = tuple(replace(part, method=inner) for part in setup.parts)
             # A method that cannot serve several modalities is inside each of them.
-            for each in parts if inner.why_one_modality and parts else [replace(setup, method=inner, parts=parts)]:
+            for each in parts if "modalities" in inner.unfit and parts else [replace(setup, method=inner, parts=parts)]:
                 check_hooks(each)
 
 

@@ -15,6 +15,7 @@ home); alignment is in evaluation mode, as the received model is in the code, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,15 +49,14 @@ class FedAS(FedPer):
     fisher_batch: int = at_least(1, 16)  # samples of a mini-batch of T_k
 
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
+    unfit: ClassVar[Mapping[str, str]] = {
+        "modalities": "weighs clients by their gradients, which of a larger network are larger",
+        "regression": "moves features to means of classes",
+    }
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         """Clients count by their Fisher information, which no matrix of the run has."""
         return None
-
-    @property
-    def why_one_modality(self) -> str:
-        """T_k of a larger network is larger."""
-        return "FedAS weighs clients by their gradients"
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

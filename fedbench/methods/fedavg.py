@@ -9,6 +9,7 @@ Batch normalisation: affine parameters and running statistics are averaged like 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,16 +38,12 @@ class FedAvg(Method):
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    unfit: ClassVar[Mapping[str, str]] = {}  # a leaf is averaged over the clients that have it
 
     @property
     def family(self) -> str:  # type: ignore[override]
         """A client with private leaves has a model of its own."""
         return "personalised" if self.private else "global"
-
-    @property
-    def why_one_modality(self) -> str:
-        """Return no reason: a leaf is averaged over the clients that have it."""
-        return ""
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         return None if "*" in self.private else sizes

@@ -13,6 +13,7 @@ Batch normalisation: running statistics are shared and averaged; m and r are of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,15 +44,11 @@ class FedDBE(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
+    unfit: ClassVar[Mapping[str, str]] = {"modalities": "averages features over all clients"}
 
     @property
     def conformance(self) -> Conformance:
         return Conformance(inert={"mean": "the mean of all is measured once, before the first round"})
-
-    @property
-    def why_one_modality(self) -> str:
-        """The mean of all is of one network's features."""
-        return "FedDBE averages features over all clients"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start as FedAvg, with biases of zero."""

@@ -14,6 +14,7 @@ Batch normalisation: each model has its own statistics, averaged; the E-step is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -28,7 +29,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
 
@@ -48,6 +49,7 @@ class FedEM(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "mixes probabilities of classes"}
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

@@ -15,6 +15,7 @@ Batch normalisation: running statistics of the model are shared and averaged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -29,7 +30,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.engine.optim import fit
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
@@ -56,6 +57,7 @@ class FedGen(Method):
     diversity: float = at_least(0, 1.0)  # weight of the generator's own term
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "generates features of classes"}
 
     # ---- server
 

@@ -13,6 +13,7 @@ Batch normalisation: statistics are averaged like weights; the server's encoders
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,11 +50,7 @@ class FedIoT(Method):
     lr: float = positive(1e-3)  # of the classifier (Adam)
 
     paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
-
-    @property
-    def why_one_modality(self) -> str:
-        """Return no reason: a modality's clients share an autoencoder."""
-        return ""
+    unfit: ClassVar[Mapping[str, str]] = {"regression": "trains a classifier on the server"}
 
     @property
     def conformance(self) -> Conformance:

@@ -9,6 +9,7 @@ Batch normalisation: running statistics are shared, averaged by p_k.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import ONE_NETWORK
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -30,15 +32,11 @@ class FedNova(FedAvg):
     """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    unfit: ClassVar[Mapping[str, str]] = ONE_NETWORK  # a round without a modality would bring no mean of its leaves
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         """A change counts by n_k over its local steps."""
         return None
-
-    @property
-    def why_one_modality(self) -> str:
-        """A round without a modality would bring no mean of its leaves."""
-        return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload d_k, the statistics, and ||a_k||_1."""

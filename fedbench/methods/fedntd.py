@@ -11,6 +11,7 @@ Batch normalisation: running statistics are shared and averaged; the received mo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ class FedNTD(FedAvg):
     tau: float = positive(1.0)  # temperature
 
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
+    unfit: ClassVar[Mapping[str, str]] = {"regression": "compares probabilities of classes"}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + beta L_NTD."""

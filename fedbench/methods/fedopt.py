@@ -73,8 +73,8 @@ class FedOpt(WrapperMethod):
         return self.inner.family
 
     @property
-    def why_one_modality(self) -> str:
-        return self.inner.why_one_modality
+    def unfit(self) -> Mapping[str, str]:
+        return self.inner.unfit
 
     @property
     def conformance(self) -> Conformance:

@@ -15,6 +15,7 @@ ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +28,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, fetched, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.models.task import Task
 
 STEPS = 60  # Newton steps; each shrinks the gap about tenfold, so most are no-ops at float64's limit
@@ -54,6 +55,7 @@ class FedPAC(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "moves features to means of classes"}
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

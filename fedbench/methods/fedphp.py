@@ -13,6 +13,7 @@ Batch normalisation: w's statistics are averaged; v_k's are mixed like its weigh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,9 +52,9 @@ class FedPHP(Method):
     paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
 
     @property
-    def why_one_modality(self) -> str:
-        """Return no reason: a leaf is averaged over the clients that have it."""
-        return ""
+    def unfit(self) -> Mapping[str, str]:
+        """A leaf is averaged over the clients that have it."""
+        return {"regression": "compares probabilities of classes"} if self.transfer == "kd" else {}
 
     @property
     def conformance(self) -> Conformance:

@@ -12,6 +12,7 @@ Batch normalisation: statistics are the client's own, as its model is; prototype
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
 
@@ -42,6 +43,7 @@ class ClassMeans(Method):
     lam: float = at_least(0, 1.0)  # weight of the pull towards the received means
 
     family: ClassVar[str] = "personalised"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares means of classes"}
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         return None

@@ -40,7 +40,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.methods.parts.mixing import client_models, rows_over_all
 from fedbench.models.task import Task
@@ -79,6 +79,7 @@ class FedReMa(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares probabilities of classes"}
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

@@ -15,6 +15,7 @@ Batch normalisation: affine parameters and running statistics below the heads ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Conformance
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.models.task import Task
 
 ABSENT = 1e-8  # the count of a class that a client has no sample of
@@ -47,6 +48,7 @@ class FedRoD(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "weighs classes by how frequent they are"}
 
     @property
     def conformance(self) -> Conformance:

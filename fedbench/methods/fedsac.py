@@ -127,10 +127,8 @@ class MultimodalFedSaC(FedSaC):
     # any two ("all"); "apart": none are mixed across modalities
     heads: str = one_of("across", "all", "apart")
 
-    @property
-    def why_one_modality(self) -> str:
-        """Return no reason: bodies are mixed inside a modality, classification layers across."""
-        return ""
+    # bodies are mixed inside a modality, classification layers across
+    unfit: ClassVar[Mapping[str, str]] = {}
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """Return W of the classification layers, over all clients, and of the other leaves, inside a modality."""

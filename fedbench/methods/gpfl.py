@@ -16,6 +16,7 @@ Batch normalisation: affine parameters and running statistics below the head are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Conformance, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
@@ -55,6 +56,7 @@ class GPFL(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "learns embeddings of classes"}
 
     @property
     def conformance(self) -> Conformance:

@@ -11,6 +11,7 @@ Batch normalisation: parameters and statistics are shared and averaged; features
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,6 +43,7 @@ class KNNPer(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+    unfit: ClassVar[Mapping[str, str]] = {"regression": "lets neighbours vote for classes"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

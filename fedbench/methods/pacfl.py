@@ -14,6 +14,7 @@ Batch normalisation: within a cluster statistics are shared and averaged; they p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -25,7 +26,7 @@ from torch import Tensor
 from fedbench.config.fields import at_least, finite, one_of
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import Array, Coalitions, server_of, server_of_groups
 from fedbench.methods.parts.features import NEGLIGIBLE
@@ -51,6 +52,7 @@ class PACFL(Coalitions):
     linkage: str = one_of("average", "maximum", "minimum")  # of clusters, as the code calls them
 
     paper: ClassVar[str] = "Vahidian et al., AAAI 2023"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares the samples of each class"}
 
     @property
     def inner(self) -> Method:

@@ -42,11 +42,12 @@ class PerKind(WrapperMethod):
         return self.inner.family
 
     @property
-    def why_one_modality(self) -> str:
+    def unfit(self) -> Mapping[str, str]:
         """The method inside may be any that does not prepare."""
+        found = {name: why for name, why in self.inner.unfit.items() if name != "modalities"}
         if type(self.inner).prepare is Method.prepare:
-            return ""
-        return f"{type(self.inner).__name__} prepares with the data of all clients"
+            return found
+        return {**found, "modalities": f"runs {type(self.inner).__name__}, which prepares with the data of all clients"}
 
     @property
     def conformance(self) -> Conformance:
@@ -68,7 +69,7 @@ class PerKind(WrapperMethod):
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Let the method inside prepare, where there is one modality only: see why_one_modality."""
+        """Let the method inside prepare, where there is one modality only: see `unfit`."""
         modalities = preparation.task.modalities
         if len(modalities) > 1:
             return server, memory

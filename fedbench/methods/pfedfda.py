@@ -19,6 +19,7 @@ Batch normalisation: running statistics are shared and averaged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.features import blocks
 from fedbench.models.task import Task
 
@@ -56,6 +57,7 @@ class PFedFDA(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "McLaughlin & Su, NeurIPS 2024"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "fits a Gaussian to each class"}
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

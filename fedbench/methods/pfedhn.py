@@ -11,6 +11,7 @@ Batch normalisation: affine parameters and statistics stay on the clients, the h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -49,13 +50,9 @@ class PFedHN(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
+    unfit: ClassVar[Mapping[str, str]] = {"modalities": "makes the leaves of one network"}
 
     # ---- server
-
-    @property
-    def why_one_modality(self) -> str:
-        """The hypernetwork makes the models of one network."""
-        return f"{type(self).__name__} makes the leaves of one network"
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         return None

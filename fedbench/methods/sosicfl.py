@@ -30,7 +30,7 @@ SosicFL's, as Ditto's is FedAvg's: their curves are the same, while the publishe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -82,6 +82,11 @@ class SosicFL(Method):
     sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
 
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        lda = {"regression": "places clients by their counts of classes"} if self.positions == "lda" else {}
+        return {**super().unfit, **lda}
 
     @property
     def conformance(self) -> Conformance:

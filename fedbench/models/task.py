@@ -92,7 +92,7 @@ SPLITS = ("own", "last", "linear")
 
 
 class Task:
-    """A classifier as a function of its leaves: init, apply, features, head, loss, and names of groups of leaves."""
+    """A network as a function of its leaves: init, apply, features, head, loss, and names of groups of leaves."""
 
     parameters: frozenset[str]
     buffers: frozenset[str]
@@ -108,7 +108,9 @@ class Task:
         classifier: str = "own",
         bf16: bool = False,
     ) -> None:
-        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; the others: see Model.
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K, of regression 1.
+
+        The others: see Model.
 
         `bf16`: in training the layers compute in bfloat16, from leaves of float32 (torch's autocast).
 
@@ -142,6 +144,11 @@ class Task:
     def modalities(self) -> tuple[Task, ...]:
         """The networks of the federation's modalities: this one alone."""
         return (self,)
+
+    @property
+    def regresses(self) -> bool:
+        """Whether a quantity is predicted: with one class there would be nothing to predict."""
+        return self.classes == 1
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
@@ -247,15 +254,21 @@ class Task:
         return self.apply(model, z, since=self.boundary)
 
     def loss(self, model: Tree, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch, in training mode."""
+        """Mean of `losses` over a batch, in training mode."""
         logits = self.apply(model, batch.x, train=True, mask=batch.mask)
         return self.criterion(logits, batch)
 
     def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of `logits` [B, K] over the batch's real samples."""
-        if batch.mask is None:
-            return functional.cross_entropy(logits, batch.y)
-        return batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
+        """Mean of `losses` of `logits` [B, K] over the batch's real samples."""
+        if batch.mask is None and not self.regresses:
+            return functional.cross_entropy(logits, batch.y)  # which rounds in another way
+        return batch.mean(self.losses(logits, batch.y))
+
+    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, [B]: cross-entropy of `logits` [B, K], or the squared error of a quantity [B, 1]."""
+        if self.regresses:
+            return (logits.squeeze(1) - y).square()
+        return functional.cross_entropy(logits, y, reduction="none")
 
     # ---- leaves by name, and who has them: here all clients have all of them, see JointTask for others
 

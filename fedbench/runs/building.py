@@ -58,10 +58,15 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A client's predictions for n samples, in their order, and the true labels."""
+    """A client's predictions for n samples, in their order, and the true labels; a quantity is in the data's units."""
 
-    scores: NDArray[np.float64]  # [n, K], by which the method ranks the classes
-    y: NDArray[np.int64] | None  # [n], the labels; None of samples that came without
+    scores: NDArray[np.float64]  # [n, K], by which the method ranks the classes; of regression [n, 1], the quantity
+    y: NDArray[Any] | None  # [n], the labels, int64, or the quantity; None of samples that came without
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Of regression the quantity, [n]."""
+        return self.scores[:, 0]
 
     @property
     def classes(self) -> NDArray[np.int64]:
@@ -130,8 +135,8 @@ class ScoredModels:
         modality = self.setup.modality_of(client)
         federation, labels = modality.federation, None
         if x is None:
-            inputs, targets = federation.gather(modality.scored.indices(self._test_set, client))
-            labels = targets.cpu().numpy()
+            inputs, _ = federation.gather(modality.scored.indices(self._test_set, client))
+            labels = modality.scored.labels(self._test_set, client)
         else:
             given = torch.as_tensor(np.asarray(x) if self._encode is None else self._encode(x))
             flat = given.dim() == 2 and given.shape[1] == math.prod(federation.shape)
@@ -142,7 +147,8 @@ class ScoredModels:
                 )
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
         scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
-        return Prediction(scores.double().cpu().numpy(), labels)
+        found = scores.double().cpu().numpy()
+        return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)
 
     def _source(self, client: int) -> Tree:
         """What the model of `client` was made of.

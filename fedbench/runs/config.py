@@ -17,8 +17,9 @@ from fedbench.config.fields import typed
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.config.schema import ADDED, KEYED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
-from fedbench.data.dataset import DataSource
+from fedbench.data.dataset import TASKS, DataSource
 from fedbench.data.partitions.base import PartitionSpec
+from fedbench.sample_metrics import check_measures
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -207,10 +208,12 @@ def from_plain(plain: Mapping[str, Any], kept: Mapping[str, Any] | None = None) 
         schemas["protocol"] = replace(schemas["protocol"], score=own_score(method, schemas["protocol"])[0])
     run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
     _ = settings.record and run.recorders  # refuses what there is none of
-    if len(run.model.networks) > 1:
-        from fedbench.engine.setup import check_modalities
+    regression = run.dataset.task == TASKS[1]
+    check_measures(run.protocol.of_scores, regression=regression)
+    if len(run.model.networks) > 1 or regression:
+        from fedbench.engine.setup import check_fits
 
-        check_modalities(run.method, len(run.model.networks))
+        check_fits(run.method, len(run.model.networks), regression=regression)
     return run
 
 

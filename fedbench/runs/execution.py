@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 def observers(run: RunConfig, folder: RunFolder) -> Observer:
     """Return all observers as one, for the run whose files are in `folder`."""
-    chosen: list[Observer] = [Progress(mode=run.settings.progress)]
+    chosen: list[Observer] = [Progress(mode=run.settings.progress, task=run.dataset.task)]
     if trackers := run.settings.trackers:
         from fedbench.runs.trackers import TRACKERS  # which most runs do without
 
@@ -447,6 +447,7 @@ def write(
             "data": fingerprint.content(run.dataset),
             "scored": run.protocol.score,
             **({} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}),
+            **({"task": run.dataset.task} if setup.task.regresses else {}),
             "code": folder.code,
             **versions(),
         },
@@ -516,7 +517,7 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
 def _has_estimates(run: RunConfig) -> bool:
     with suppress(FedbenchError):  # raised again by the run itself
         data = fingerprint.load_data(run.dataset)
-        return bool(data.columns) or data.estimates
+        return bool(data.columns) or data.estimates or data.target is not None
     return False
 
 

@@ -17,6 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from fedbench.data.dataset import TASKS
 from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
 from fedbench.sample_metrics import METRICS, known
 
@@ -97,6 +98,8 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
+# What `acc` is in rows of regression: the share of the variance of all training samples' quantity that is explained.
+EXPLAINED = "explained %"
 LOWER_IS_BETTER = ("rsd", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
     "clients": "Acc",
@@ -107,9 +110,18 @@ ON = "clients_on_"  # the same for a set's mean
 SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
 
 
+def regresses(row: Mapping[Any, Any]) -> bool:
+    """Return whether a row is of a run of regression."""
+    return row.get("task") == TASKS[1]
+
+
 def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> dict[str, str]:
     """Return `columns` (row key -> heading), and those of the metrics of scores that a row has."""
+    rows = list(rows)
     found = {name for row in rows for name in known(row)}
+    if any(map(regresses, rows)):
+        others = [] if all(map(regresses, rows)) else [columns["acc"]]
+        columns = {**columns, "acc": " or\n".join([*others, EXPLAINED])}
     return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}}
 
 
@@ -125,7 +137,8 @@ def over_fewer(rows: Iterable[Mapping[Any, Any]]) -> dict[str, str]:
         sets = {name: str(name).removeprefix(ON) for name in row if str(name).startswith(ON)}
         sets.pop(f"{ON}{row.get('test_set')}", None)  # which Acc is on
         every = number(row.get("of_clients"))
-        for name, mean in {**COUNTED, **sets}.items():
+        counted = {**COUNTED, "clients": "explained"} if regresses(row) else COUNTED
+        for name, mean in {**counted, **sets}.items():
             count = number(row.get(name))
             if count is not None and every is not None and count < every:
                 found[mean] = min(found.get(mean, (count, every)), (count, every))
@@ -310,6 +323,7 @@ class Progress(Observer):
         console: Console | None = None,
         mode: str = "auto",
         clock: Callable[[], float] = time.monotonic,
+        task: str = TASKS[0],
     ) -> None:
         """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
         self._console = console or Output()
@@ -320,6 +334,7 @@ class Progress(Observer):
         self._rounds = self._first = self._done = self._shown = self._scored = 0
         self._phase = ""
         self._accuracy = ""
+        self._score = "explained" if task == TASKS[1] else "acc"
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         """Show what runs."""
@@ -368,7 +383,7 @@ class Progress(Observer):
     def record(self, record: Record) -> None:
         """Show the accuracy of the test set the run is judged by."""
         accuracy = decimals(100 * record.tallies[record.primary()].mean())
-        self._accuracy, self._scored = f"acc {accuracy} %", record.round
+        self._accuracy, self._scored = f"{self._score} {accuracy} %", record.round
         self._refresh()
 
     @property

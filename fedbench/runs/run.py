@@ -478,7 +478,7 @@ def summarise(
 
 TEXT = (  # columns of a row that are text, whatever they look like
     *("dataset", "partition", "model", "method", "protocol", "variant", "key", "partition_hash", "local_key"),
-    *("report", "average", "test_set", "data", "scored", "precision", "code", "unseen_note", "commit"),
+    *("report", "average", "test_set", "data", "scored", "precision", "code", "unseen_note", "commit", "task"),
     *("version_fedbench", "version_python", "version_torch", "version_numpy"),
 )
 NUMBERS = (  # those that are numbers; of the families, what comes after depends on the run

@@ -22,7 +22,7 @@ from fedbench.engine import setup as setups
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import LoopedTrainer, SharedScores
-from fedbench.engine.setup import ScoredSets, assemble, check_modalities
+from fedbench.engine.setup import ScoredSets, assemble, check_fits
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import ModalitiesTrainer, Outcome
 from fedbench.methods.fedavg import FedAvg
@@ -70,12 +70,12 @@ def test_clients_of_kinds_by_hand() -> None:
     ):
         pair(FedSaC())
     with pytest.raises(ConfigError) as caught:
-        check_modalities(FedSaC(), 2)
+        check_fits(FedSaC(), 2, regression=False)
     able = str(caught.value).split("choose one of ")[1].split(", where")[0].split(", ")
     assert {"fedavg", "local", "per_kind"} <= set(able)
     assert not {"fedsac", "fedamp", "kmeans"} & set(able)
-    check_modalities(FedSaC(), 1)
-    check_modalities(FedAvg(), 2)
+    check_fits(FedSaC(), 1, regression=False)
+    check_fits(FedAvg(), 2, regression=False)
 
 
 def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:

@@ -34,7 +34,7 @@ NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabul
 
 QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
 UNLIKE = tuple(
-    name for name in METHODS if not METHODS.build({"name": name}).why_one_modality
+    name for name in METHODS if "modalities" not in METHODS.build({"name": name}).unfit
 )  # methods that serve several kinds
 
 

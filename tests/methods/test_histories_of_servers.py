@@ -1277,7 +1277,7 @@ def test_what_each_method_says_of_itself() -> None:
         method = METHODS.build({"name": name})
         assert method.reads_data == READS.get(name, set()), name
         assert (method.shares(torch.ones(2)) is None) is (name in APART), name
-        assert (method.why_one_modality == "") is (name in UNLIKE), name
+        assert ("modalities" not in method.unfit) is (name in UNLIKE), name
         assert method.prepare_round == (3 if name == "flux" else 0), name
         declared = method.conformance
         assert bool(declared.draws_by_position) is (name in DRAWN), name

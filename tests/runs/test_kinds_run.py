@@ -178,7 +178,10 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
     ("method", "reason"),
     [
         (["method=fedsac"], "FedSaC compares or averages models leaf by leaf"),
-        (["method=per_kind", "method/base=fedcollab"], "FedCollab prepares with the data of all clients"),
+        (
+            ["method=per_kind", "method/base=fedcollab"],
+            "PerKind runs FedCollab, which prepares with the data",
+        ),
     ],
 )
 def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[str], reason: str) -> None:

@@ -12,6 +12,7 @@ Batch normalisation: running statistics are averaged, and no part of Delta.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,10 +40,7 @@ class FedExP(FedAvg):
     per_client: bool = False  # epsilon counts once for each client of the round (code)
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
-
-    @property
-    def why_one_kind(self) -> str:
-        return "FedExP's step is by the length of whole updates"
+    unfit: ClassVar[Mapping[str, str]] = {"modalities": "steps by the length of whole updates"}
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return FedAvg's model, which is what is scored at first."""

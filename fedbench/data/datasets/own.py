@@ -27,7 +27,7 @@ from fedbench.config.schema import added
 from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.core.files import load_npz
-from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
+from fedbench.data.dataset import PARTS, TASKS, Availability, Dataset, DataSource, Ints, stratified_fifth
 from fedbench.data.files import data_dir
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 
@@ -73,9 +73,9 @@ class OwnData(DataSource):
         """(training, test) samples as `x` [n, ...] and `y` [n]; no test samples: a fifth will be.
 
         What else may be there: `client` [n], whose each sample is; `split` [n], a key of SPLIT, if there are no test
-        samples; `kind`, what they are (Npz.kind; images); of a table, whose x [n, d] may hold nan, how many categories
-        each column has (`columns` [d]), the `words` of all, and their names (`inputs` [d]); `said`, lines on what may
-        be meant otherwise.
+        samples; `quantity`, where `y` is one; `kind`, what they are (Npz.kind; images); of a table, whose x [n, d] may
+        hold nan, how many categories each column has (`columns` [d]), the `words` of all, and their names (`inputs`
+        [d]); `said`, lines on what may be meant otherwise.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(self.place) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said4", files)
+        return source_key(f"{self.name}{self.variant}-said5", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
@@ -135,6 +135,7 @@ class OwnData(DataSource):
             inputs=inputs,
             estimates=bool(names) and not (given or columns or "tokens" in arrays),
             tokens=int(arrays["tokens"][0]) if "tokens" in arrays else 0,
+            target=arrays.get("target"),
         )
 
 
@@ -150,11 +151,13 @@ class Npz(OwnData):
 
     # what a sample is; auto: images but of two axes (tokens or a table, see `_kind_of`) and [C, T] (series, if C != T)
     kind: str = added(one_of("auto", "table", "tokens", "series", "image"))
+    task: str = added(one_of(*TASKS))  # regression: y is a quantity
 
     @property
     def variant(self) -> str:
-        """The kind that is given."""
-        return "" if self.kind == "auto" else f"-{self.kind}"
+        """The kind and the task, where these are given."""
+        given = "" if self.kind == "auto" else f"-{self.kind}"
+        return given + ("" if self.task == TASKS[0] else f"-{self.task}")
 
     @property
     def owned(self) -> bool:
@@ -195,7 +198,12 @@ class Npz(OwnData):
             )
         named: Parsed = {name: arrays[name] for name in ("x", "y", "client", "split") if name in arrays}
         test = {name: arrays[f"{name}_test"] for name in named} if tested else None
-        return {**named, "kind": np.array(self.kind)}, test
+        return {**named, "kind": np.array(self.kind), **quantity_if(self.task)}, test
+
+
+def quantity_if(task: str) -> dict[str, NDArray[Any]]:
+    """What `OwnData.parse` gives beside labels that are a quantity."""
+    return {} if task == TASKS[0] else {"quantity": np.ones(1)}
 
 
 @functools.cache
@@ -227,16 +235,13 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         asked = str(train.get("kind", "image"))
         kind = _kind_of(train["x"]) if asked == "auto" else asked
         x = _samples([part["x"] for part in parts], kind, raw="columns" in train)
-        labels, said = _labels([part["y"] for part in parts])
+        labels, said = _labels([part["y"] for part in parts], quantity="quantity" in train)
+        names, y, more = _numbered(labels, quantity="quantity" in train)
         owned, heard = _owned(parts)
     except (ValueError, TypeError) as error:
         raise DataCorrupt(f"{path}: {error}") from error
     said += [line for part in parts for line in part.get("said", np.zeros(0, np.str_)).tolist()] + heard
     said += _understood(train["x"], asked, kind)
-    names, y = np.unique(labels, return_inverse=True)
-    if len(names) < 2:
-        raise DataCorrupt(f"{path}: all labels are {names[0]}, so any model is right; give at least two classes")
-    y = y.astype(np.int64)
     if kind == "image" and train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] not in COLOURS:
         said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
     try:
@@ -245,10 +250,10 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         raise DataCorrupt(f"{path}: {error}") from error
     x, y = x[order], y[order]
     owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
+    more = {name: each[order] for name, each in more.items()}
     said += _doubts(names, y, count)
     seen = np.nan_to_num(x[:count].astype(np.float64), copy=False)
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
-    more: dict[str, NDArray[Any]] = {}
     if kind == "tokens":
         more["tokens"] = np.array([int(x.max()) + 1])
         mean, std = np.zeros(1), np.ones(1)
@@ -256,7 +261,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         more |= {name: train[name] for name in ("columns", "words", "inputs") if name in train}
         more.setdefault("columns", np.zeros(x.shape[3], dtype=np.int64))
     said += [] if test is None or "tokens" in more else _scales(seen, x[count:])
-    said += _copies(x, y, count)
+    said += _copies(x, more.get("target", y), count)
     return {
         "x": x,
         "y": y,
@@ -395,12 +400,14 @@ def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[
     return np.concatenate(read)
 
 
-def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
-    """The labels of both splits as one list of integers or words, and what was understood.
+def _labels(parts: Sequence[NDArray[Any]], *, quantity: bool) -> tuple[NDArray[Any], list[str]]:
+    """The labels of both splits as one list of integers or words, and what was understood; a `quantity` as float64.
 
     Raises:
         ValueError: labels that name no classes, or numbers in one split and words in the other.
     """
+    if quantity:
+        return np.concatenate([_quantities(*each) for each in zip(SPLITS, parts, strict=False)]), []
     kinds = {"U": "words", "S": "words", "b": "booleans"}
     words = [kinds.get(part.dtype.kind, "numbers") for part in parts]
     if words[0] != words[-1]:
@@ -416,7 +423,7 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
         if len(odd):
             raise ValueError(
                 f"{len(odd)} of {len(part)} {split} labels, the first {part[odd[0]]:g} at {odd[0]}, are not a class; a "
-                "label is a whole number or a word"
+                "label is a whole number or a word; dataset.task=regression: for a quantity"
             )
         if part.dtype.kind == "u" and part.max() > np.iinfo(np.int64).max:
             raise ValueError(f"{split} labels do not fit into int64; number the classes")
@@ -424,7 +431,40 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
     labels = np.concatenate(whole)
     taken = f"labels are floats; as they are whole they were taken for {len(np.unique(labels))} classes"
     told = [split for split, part in zip(SPLITS, parts, strict=False) if part.dtype.kind == "f"]
-    return labels, [f"{split} {taken}, a quantity is not predicted here" for split in told]
+    return labels, [f"{split} {taken}; dataset.task=regression: for a quantity" for split in told]
+
+
+def _numbered(labels: NDArray[Any], *, quantity: bool) -> tuple[NDArray[Any], Ints, dict[str, NDArray[Any]]]:
+    """(the names of the classes, the number of each label's; `target`, if it is a quantity: then there is one class).
+
+    Raises:
+        ValueError: all labels are the same.
+    """
+    names, y = np.unique(labels, return_inverse=True)
+    if len(names) < 2:
+        needed = "another number" if quantity else "at least two classes"
+        raise ValueError(f"all labels are {names[0]}, so any model is right; give {needed}")
+    if quantity:
+        return names[:1], np.zeros(len(labels), dtype=np.int64), {"target": labels}
+    return names, y.astype(np.int64), {}
+
+
+def _quantities(split: str, y: NDArray[Any]) -> NDArray[np.float64]:
+    """The labels of a split.
+
+    Raises:
+        ValueError: no numbers, or some that are not finite.
+    """
+    if y.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{split} labels are {KINDS.get(y.dtype.kind, 'words')}; dataset.task=regression needs numbers"
+        )
+    if len(odd := np.flatnonzero(~np.isfinite(y))):
+        raise ValueError(
+            f"{len(odd)} of {len(y)} {split} labels, the first {y[odd[0]]:g} at {odd[0]}, are no quantity; leave these "
+            "samples out"
+        )
+    return y.astype(np.float64)
 
 
 def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
@@ -454,7 +494,8 @@ def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     """What is odd about the classes called `names` of samples labelled `y`, of which `count` are for training."""
     said = []
     if len(names) > max(2, len(y) // 2):
-        said.append(f"{len(y)} samples have {len(names)} different labels, each taken for a class")
+        taken = f"{len(y)} samples have {len(names)} different labels, each taken for a class"
+        said.append(f"{taken}; dataset.task=regression: for a quantity" if names.dtype.kind in "iuf" else taken)
     if lost := [str(name) for name in names.tolist() if str(name).lower() in MISSING]:
         said.append(f"labels {lost} were taken for classes; leave out samples whose label is missing")
     if unseen := names[np.setdiff1d(y[count:], y[:count])].tolist():
@@ -463,9 +504,9 @@ def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     return said
 
 
-def _copies(x: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
+def _copies(x: NDArray[Any], y: NDArray[Any], count: int) -> list[str]:
     """What to say where a sample is there more than once with its label, the first `count` being for training."""
-    digests = [hashlib.blake2b(x[i].tobytes() + b"%d" % label).digest() for i, label in enumerate(y.tolist())]
+    digests = [hashlib.blake2b(x[i].tobytes() + y[i].tobytes()).digest() for i in range(len(y))]
     copies, trained = len(digests) - len({*digests}), {*digests[:count]}
     if not copies:
         return []

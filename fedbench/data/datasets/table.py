@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.fields import one_of
+from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, Report, reason_of, unknown
-from fedbench.data.dataset import Dataset, Ints
-from fedbench.data.datasets.own import OwnData, Parsed
+from fedbench.data.dataset import TASKS, Dataset, Ints
+from fedbench.data.datasets.own import OwnData, Parsed, quantity_if
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +39,7 @@ class OwnTable(OwnData):
     split: str | None = None  # the column that says train, val or test
     categories: tuple[str, ...] = ()  # columns of numbers that name categories, or of more words than MOST_WORDS
     drop: tuple[str, ...] = ()  # columns that are no inputs, such as the number of a row
+    task: str = added(one_of(*TASKS))  # regression: the label is a quantity
     mean: tuple[float, ...] | None = field(default=None, init=False)  # each column has its own
     std: tuple[float, ...] | None = field(default=None, init=False)
 
@@ -44,7 +47,8 @@ class OwnTable(OwnData):
     def variant(self) -> str:
         """A hash of the columns' roles."""
         roles = (self.target, self.client, self.split, self.categories, self.drop)
-        return f"-{hashlib.sha256(repr(roles).encode()).hexdigest()[:8]}"
+        given = "" if self.task == TASKS[0] else f"-{self.task}"
+        return f"-{hashlib.sha256(repr(roles).encode()).hexdigest()[:8]}{given}"
 
     @property
     def owned(self) -> bool:
@@ -84,7 +88,7 @@ class OwnTable(OwnData):
         said = _understood(found, inputs)
         said += [f"column '{name}' numbers the rows; if it is no input: dataset.drop=[{name}]"
                  for name in inputs if _counts(found["x"][:, inputs.index(name)])]  # fmt: skip
-        return {**found, "said": np.array(said, np.str_)}, None
+        return {**found, **quantity_if(self.task), "said": np.array(said, np.str_)}, None
 
     def _frame(self, path: Path) -> pd.DataFrame:
         import pandas as pd
@@ -205,7 +209,19 @@ def _counts(values: NDArray[np.float32]) -> bool:
 
 
 def fitted(data: Dataset, train: Ints) -> Dataset:
-    """`data` as networks read them, with what is estimated from samples estimated from samples `train` alone."""
+    """`data` as networks read them, with what is estimated from samples estimated from samples `train` alone.
+
+    Raises:
+        ConfigError: one quantity for all of these.
+    """
+    if data.target is not None:
+        seen = data.target[train]
+        if seen.min() == seen.max():
+            raise ConfigError(
+                f"{data.name}: the label of all {len(seen)} training samples is {seen[0]:g}, so there is nothing to "
+                "learn; train on others, or dataset.task=classification"
+            )
+        data = replace(data, target_unit=(float(seen.mean()), float(seen.std())))
     if data.estimates:
         seen = data.x[train].astype(np.float64)
         mean, std = seen.mean((0, 2, 3)) / data.scale, seen.std((0, 2, 3)) / data.scale

@@ -81,6 +81,7 @@ class PartitionSpec(Component, ABC):
     family_field: ClassVar[str] = ""  # the field that a number behind the name sets: dir0.1 is dir with alpha 0.1
     pools: ClassVar[bool] = False  # always draws from train and test split, whatever the protocol says
     fixes_test: ClassVar[bool] = False  # its assignment says what is train and what is test
+    by_label: ClassVar[bool] = True  # it looks at labels, of which a quantity has none
 
     @property
     def label(self) -> str:

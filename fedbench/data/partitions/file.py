@@ -41,6 +41,7 @@ class FileSplit(PartitionSpec):
 
     name: ClassVar[str] = "file"
     fixes_test: ClassVar[bool] = True
+    by_label: ClassVar[bool] = False
 
     path: str | None = None  # the .npz file
     shared: bool = False  # let a sample be on several clients (never in training and in test)

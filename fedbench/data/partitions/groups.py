@@ -377,6 +377,7 @@ class Domain(PartitionSpec):
     """Feature shift by where the images come from."""
 
     name: ClassVar[str] = "domain"
+    by_label: ClassVar[bool] = False
 
     clients_per_domain: int = at_least(1, 20)
     # degrees, one a domain, for data without domains; none: the data set's own

@@ -154,6 +154,7 @@ class Homogeneous(PartitionSpec):
     """Shuffle, then cut into equal parts."""
 
     name: ClassVar[str] = "homo"
+    by_label: ClassVar[bool] = False
 
     num_clients: int = at_least(1, 10)
 
@@ -175,6 +176,7 @@ class Quantity(PartitionSpec):
 
     name: ClassVar[str] = "quantity"
     family_field: ClassVar[str] = "beta"
+    by_label: ClassVar[bool] = False
 
     beta: float = at_least(SMALLEST_ALPHA, 0.5)  # small: one client has nearly everything; large: equal sizes
     num_clients: int = at_least(1, 10)

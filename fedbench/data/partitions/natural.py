@@ -23,6 +23,7 @@ class Natural(PartitionSpec):
     name: ClassVar[str] = "natural"
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
+    by_label: ClassVar[bool] = False
 
     min_size: int = at_least(1, 1)  # clients with fewer samples, of all parts, are left out
     num_clients: int | None = at_least(2, None)  # a random so many of them; null: all

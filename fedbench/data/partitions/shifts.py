@@ -90,6 +90,7 @@ class FeatureShift(Shift):
     """Each type's images, training and test, are rotated by its own angle, counter-clockwise."""
 
     name: ClassVar[str] = "feature_shift"
+    by_label: ClassVar[bool] = False
 
     angles: tuple[float, ...] = finite((25.0, -25.0, 155.0, -155.0))  # degrees, a type each
     corners: str = one_of("mean", *CORNERS)  # where no pixel lands; mean: the data set's colour

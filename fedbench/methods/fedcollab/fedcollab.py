@@ -17,6 +17,7 @@ distances (`packaged`), which cost no round.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data import authors
 from fedbench.engine.contract import Cohort, Conformance, Meter, Preparation
+from fedbench.engine.method import ONE_NETWORK
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, check_sizes, train_discriminators
 from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
@@ -66,6 +68,7 @@ class FedCollab(Coalitions):
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
 
     paper: ClassVar[str] = "Bao et al., ICML 2023"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "tells clients apart by their classes"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

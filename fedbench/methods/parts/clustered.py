@@ -25,7 +25,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Preparation, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.models.task import Task
 
 Array = npt.NDArray[np.float64]
@@ -68,6 +68,11 @@ class WrapperMethod(Method):
     def inner(self) -> Method:
         """Return the method inside."""
         return cast("Method", self._base)
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """Several servers of the method inside serve clients of one network."""
+        return {**self.inner.unfit, **ONE_NETWORK}
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         return self.inner.shares(sizes)

@@ -37,11 +37,8 @@ def class_sums(values: Callable[[Batch], Tensor], data: Batch, classes: int) -> 
 
 
 def mean_loss(model: Tree, data: Batch, task: Task) -> Tensor:
-    """Return the mean cross-entropy of `model` in evaluation mode on all of `data`, a scalar."""
-    sums = [
-        block.sum(functional.cross_entropy(task.apply(model, block.x), block.y, reduction="none"))
-        for block in blocks(data)
-    ]
+    """Return the mean loss of `model` in evaluation mode on all of `data`, a scalar."""
+    sums = [block.sum(task.losses(task.apply(model, block.x), block.y)) for block in blocks(data)]
     return trees.sum_of(sums) / data.count
 
 
