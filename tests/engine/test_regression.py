@@ -245,7 +245,7 @@ def test_exactly_the_methods_whose_code_is_about_classes_refuse_a_quantity() -> 
 @pytest.mark.parametrize("name", ABLE)
 def test_the_others_learn_one(name: str) -> None:
     normed = name in ("fedap", "fedbn")
-    data = federation(shape=(1, 12, 12)) if normed else federation()
+    data = federation(shape=(1, 16, 16)) if normed else federation()
     method = METHODS.build({"name": name, **SETTINGS.get(name, {})})
     state = simulate(setup(method, data, LeNet5(batch_norm=True) if normed else None))
     assert np.isfinite(state.history.last.tallies["local"].accuracy()).all()
