@@ -207,7 +207,7 @@ def test_a_table_is_the_stored_one() -> None:
 def test_the_text_of_a_row_is_named(finished: fedbench.Run) -> None:
     """So that what is read back from a CSV file is what a row has, whatever it looks like."""
     assert {name for name, value in finished.row.items() if isinstance(value, str)} <= {*TEXT}
-    assert {*TEXT} - {"precision", "unseen_note"} <= finished.row.keys()
+    assert {*TEXT} - {"precision", "task", "unseen_note"} <= finished.row.keys()
     numbers = {name for name, value in finished.row.items() if not isinstance(value, (str, bool))}
     assert {name for name in numbers if not name.startswith(FAMILIES)} <= {*NUMBERS}
     measured = {name for name in NUMBERS for metric in METRICS if metric in name}

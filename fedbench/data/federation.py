@@ -132,8 +132,7 @@ class Federation:
         self.zero, self.one = dataset.target_unit
         self.target: Tensor | None = None  # as networks predict it
         if dataset.target is not None:
-            target = (torch.from_numpy(dataset.target) - self.zero) / self.one
-            self.target = target.to(self.device, dtype)
+            self.target = torch.from_numpy((dataset.target - self.zero) / self.one).to(self.device, dtype)
         channels = (1, -1, *[1] * (len(self.shape) - 1))
         self.mean = torch.tensor(dataset.mean, dtype=dtype, device=self.device).view(channels)
         self.inverse = (1 / (torch.tensor(dataset.std, dtype=dtype) * dataset.scale)).to(self.device)

@@ -34,6 +34,7 @@ from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import federation, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
+OF_CLASSES = tuple(name for name, metric in METRICS.items() if not metric.regression)
 Array = NDArray[Any]
 
 
@@ -127,9 +128,9 @@ def test_clients_for_whom_a_metric_is_undefined_are_left_out_and_counted() -> No
 def test_every_metric_has_a_name_in_the_config_and_a_better_end() -> None:
     assert (schema.ACCURACY, *METRICS) == schema.METRICS
     better, worse = drawn(), (drawn()[0] * 0.2, drawn()[1])
-    values = {name: [of(name, *each) for each in (better, (worse[0][:, ::-1], worse[1]))] for name in METRICS}
+    values = {name: [of(name, *each) for each in (better, (worse[0][:, ::-1], worse[1]))] for name in OF_CLASSES}
     assert {name for name, (good, bad) in values.items() if good < bad} == {
-        name for name, metric in METRICS.items() if metric.lower_is_better
+        name for name in OF_CLASSES if METRICS[name].lower_is_better
     }
 
 
@@ -144,7 +145,7 @@ def test_gains_are_positive_where_a_client_is_better_than_alone() -> None:
 
 
 def toy(name: str = "fedper", sets: str = "both", **options: Any) -> Setup:
-    given = {"rounds": 3, "cohort": 0.75, "test": TestConfig(sets=sets, val_fraction=0.1), "metrics": (*METRICS,)}
+    given = {"rounds": 3, "cohort": 0.75, "test": TestConfig(sets=sets, val_fraction=0.1), "metrics": OF_CLASSES}
     return setup(METHODS.build({"name": name}), federation(SIZES), **{**given, **options})
 
 
@@ -161,7 +162,7 @@ def test_scores_of_a_run_are_those_of_its_models(name: str) -> None:
             model = {key: leaf[client] for key, leaf in stacked.items()}
             scores.append(chosen.task.apply(model, x).numpy())
             labels.append(y.numpy())
-        expected = measure([*METRICS], scores, labels)
+        expected = measure([*OF_CLASSES], scores, labels)
         for metric, found in last[kind].items():
             np.testing.assert_allclose(found.clients, expected[metric].clients, atol=1e-9, err_msg=metric)
             assert found.pooled == pytest.approx(expected[metric].pooled)
@@ -174,7 +175,7 @@ def alike(one: State, other: State) -> None:
     for a, b in zip(one.history.records, other.history.records, strict=True):
         assert a.measures.keys() == b.measures.keys() == a.tallies.keys()
         for name, each in a.measures.items():
-            assert each.keys() == {*METRICS}
+            assert each.keys() == {*OF_CLASSES}
             for metric, found in each.items():
                 np.testing.assert_allclose(found.clients, b.measures[name][metric].clients, atol=1e-7)
                 np.testing.assert_allclose(found.pooled, b.measures[name][metric].pooled, atol=1e-7)

@@ -44,7 +44,7 @@ def saved(path: Path, **arrays: Any) -> str:
 def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
     """What is predicted, and its errors, are in the table's units; the score is in variances of all training rows."""
     frame = pd.DataFrame({**{f"x{i}": X[:, i] for i in range(3)}, "site": SITE, "price": PRICE})
-    given = ("method=ditto", "model.hidden=[8]", "protocol.metrics=[r2,mse,mae]", *SHORT)
+    given = ("method=ditto", "model=mlp", "model.hidden=[8]", "protocol.metrics=[r2,mse,mae]", *SHORT)
     run = fedbench.run(*given, data=(frame, "price", "site"), save_models=True)
     assert (run.row["task"], run.row["of_clients"], run.row["clients"]) == ("regression", 4, 3)
     assert run.row["clients_r2"] == 2, "neither one row nor one price has a deviation"
