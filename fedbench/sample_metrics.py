@@ -94,21 +94,21 @@ def ece(logs: Floats, y: Ints) -> float:
 
 
 def r2(predicted: Floats, y: Floats) -> float:
-    """1 - squared errors over squared deviations from the samples' own mean; nan where they do not deviate."""
+    """Regression: 1 - squared errors over squared deviations of the labels; undefined where these do not differ."""
     from sklearn.metrics import r2_score
 
     return float("nan") if y.min() == y.max() else float(r2_score(y, predicted[:, 0]))
 
 
 def mse(predicted: Floats, y: Floats) -> float:
-    """Mean squared error."""
+    """Regression: mean squared error, in squares of the labels' own units."""
     from sklearn.metrics import mean_squared_error
 
     return float(mean_squared_error(y, predicted[:, 0]))
 
 
 def mae(predicted: Floats, y: Floats) -> float:
-    """Mean absolute error."""
+    """Regression: mean absolute error, in the labels' own units."""
     from sklearn.metrics import mean_absolute_error
 
     return float(mean_absolute_error(y, predicted[:, 0]))

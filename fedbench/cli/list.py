@@ -352,6 +352,7 @@ COLUMNS = {  # of a run's row; SET, RULE, METRIC and MODALITY stand for names
     "variant": "the purpose of a run that was not asked for, such as the Local of IPR and RSD",
     "key data partition_hash code": "hashes of the settings, the samples, the split, and each part of the code",
     "scored precision": "which of a client's models counts; hardware.precision",
+    "task": "regression, where a number is predicted: then what acc and score are of is the explained variance",
     "clients of_clients": "number of clients with an accuracy, and of all clients",
     "clients_on_SET clients_ipr": "number of clients with an accuracy on a test set, and with a gain over Local",
     "rounds report average report_first report_last": "length of the run; report rule, its average, its rounds",

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedbench.config.arguments import asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
-from fedbench.config.schema import ACCURACY
+from fedbench.config.schema import ACCURACY, score_of
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_bytes, write_text
 from fedbench.metrics import improvement
@@ -270,7 +270,8 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
-    label = f"accuracy ({rows[0]['test_set']}), %"
+    what = score_of(rows)
+    label = f"{what} ({rows[0]['test_set']}), %"
     found = {
         "curves": runs.accuracy_curves(named, column, label),
         "cost": runs.cost_curves(named, column, label),
@@ -284,7 +285,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
         points: dict[str, list[tuple[float, float]]] = {}
         for row, name in zip(rows, names, strict=True):
             points.setdefault(name, []).append((row["acc_on_global"], row["acc_on_local"]))
-        found["plane"] = runs.local_common_plane(points)
+        found["plane"] = runs.local_common_plane(points, what)
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
@@ -94,7 +94,14 @@ def retired(**values: Any) -> Callable[[type[T]], type[T]]:
 # variance), and those of fedbench.sample_metrics.
 
 ACCURACY = "acc"
+SCORES = {"classification": "accuracy", "regression": "explained variance"}  # what is predicted: what that score is
+TASKS = tuple(SCORES)
 METRICS = (ACCURACY, "balanced_acc", "macro_f1", "auroc", "auprc", "nll", "ece", "r2", "mse", "mae")
+
+
+def score_of(rows: Iterable[Mapping[Any, Any]]) -> str:
+    """What the score of result rows is; of both kinds "accuracy or explained variance"."""
+    return " or ".join(sorted({SCORES.get(row.get("task", ""), SCORES[TASKS[0]]) for row in rows})) or SCORES[TASKS[0]]
 
 
 def parse_augmentation(name: str) -> tuple[str, int]:

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.fields import Component, at_least
+from fedbench.config.schema import TASKS
 from fedbench.core.cache import release
 from fedbench.core.errors import DataCorrupt, Report, silent
 from fedbench.core.rng import numpy_rng
 
 Ints = NDArray[np.int64]
 PARTS = ("train", "val", "test")  # of a client's samples
-TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ Batch normalisation: affine parameters and running statistics are averaged as th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +28,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort, Conformance
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.models.task import Task
 
 LEAST = 1e-12  # of a sum of squares under a root, whose slope at zero is infinite
@@ -50,6 +51,7 @@ class CwFedAvg(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Lee & Choi, ICCV 2025"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "averages models class by class"}
 
     @property
     def conformance(self) -> Conformance:

@@ -254,12 +254,12 @@ class Task:
         return self.apply(model, z, since=self.boundary)
 
     def loss(self, model: Tree, batch: Batch) -> Tensor:
-        """Mean of `losses` over a batch, in training mode."""
+        """Mean cross-entropy of a batch, in training mode; of regression the mean squared error."""
         logits = self.apply(model, batch.x, train=True, mask=batch.mask)
         return self.criterion(logits, batch)
 
     def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean of `losses` of `logits` [B, K] over the batch's real samples."""
+        """Mean of `losses` of `logits` [B, K] over the batch's real samples: what `loss` is of them."""
         if batch.mask is None and not self.regresses:
             return functional.cross_entropy(logits, batch.y)  # which rounds in another way
         return batch.mean(self.losses(logits, batch.y))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.schema import score_of
 from fedbench.plots import style
 from fedbench.plots.style import Floats
 
@@ -69,8 +70,8 @@ def cost_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "
     return figure
 
 
-def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Draw (accuracy on the test set of all, on clients' own samples) of runs: a small dot each, a name's mean large.
+def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]], what: str = "accuracy") -> Figure:
+    """Draw (`what` on the test set of all, on clients' own samples) of runs: a small dot each, a name's mean large.
 
     Above the dotted line personal models know their own client better than the others.
     """
@@ -81,7 +82,7 @@ def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Fig
         axis.plot(x, y, **look, alpha=0.4, markersize=2.5)
         axis.plot(x.mean(), y.mean(), **look, markersize=6, label=name)
     axis.axline((50, 50), slope=1, color="0.6", linestyle=":", linewidth=0.8)
-    axis.set(xlabel="accuracy on the test set of all, %", ylabel="accuracy on clients' own samples, %")
+    axis.set(xlabel=f"{what} on the test set of all, %", ylabel=f"{what} on clients' own samples, %")
     axis.autoscale_view()
     axis.grid()
     style.legend(figure, axis, 2)
@@ -198,6 +199,11 @@ def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title:
     return figure
 
 
+def named(y: str, runs: Iterable[Mapping[Any, Any]]) -> str:
+    """Return what the axis of the column `y` of runs is called."""
+    return NAMES.get(y, y).replace("accuracy", score_of(runs))
+
+
 def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
     """Draw `y` over the values of `x`, evenly spaced, each value of `by` in its own look; a panel each of `panel`.
 
@@ -222,7 +228,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
             at, number = zip(*each, strict=True) if each else ((), ())
             axis.plot(at, number, ".", color=drawn[0].get_color(), alpha=0.4, markersize=3)
         axis.set_xticks(range(len(ticks)), ticks)
-        axis.set(xlabel=short(x), ylabel=NAMES.get(y, y))
+        axis.set(xlabel=short(x), ylabel=named(y, runs.to_dict("records")))
         axis.grid(alpha=0.3)
         if by:
             axis.legend(title=short(by))
@@ -242,7 +248,7 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         axis.set_xticks(range(len(across)), across)
         axis.set_yticks(range(len(up)), up)
         axis.set(xlabel=short(x), ylabel=short(by))
-        figure.colorbar(image, ax=axis, label=NAMES.get(y, y))
+        figure.colorbar(image, ax=axis, label=named(y, runs.to_dict("records")))
     return figure
 
 
@@ -262,7 +268,7 @@ def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figur
             means, spread = np.array([*map(style.mean, scores)]), np.array([*map(style.spread, scores)])
             axis.plot(list(points), means, label=line)
             axis.fill_between(list(points), means - spread, means + spread, alpha=0.2)
-        axis.set(xlabel="round", ylabel=NAMES.get(y, y))
+        axis.set(xlabel="round", ylabel=named(y, runs))
         axis.grid(alpha=0.3)
         axis.legend()
     return figure
@@ -287,7 +293,7 @@ def tuning_trials(trials: pd.DataFrame, params: Sequence[str], title: str) -> Fi
             axis.set_xticks(range(len(ticks)), ticks)
         axis.set_xlabel(short(name))
     for axis in axes.values():
-        axis.set_ylabel("validation accuracy, %")
+        axis.set_ylabel("validation score, %")
         axis.grid(alpha=0.3)
     return figure
 

@@ -15,9 +15,9 @@ from fedbench.config import groups
 from fedbench.config.compose import label
 from fedbench.config.fields import typed
 from fedbench.config.groups import REGISTRIES, SCHEMAS
-from fedbench.config.schema import ADDED, KEYED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.config.schema import ADDED, KEYED, RETIRED, TASKS, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
-from fedbench.data.dataset import TASKS, DataSource
+from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
 from fedbench.sample_metrics import check_measures
 

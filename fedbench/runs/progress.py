@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from fedbench.data.dataset import TASKS
+from fedbench.config.schema import SCORES, TASKS, score_of
 from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
 from fedbench.sample_metrics import METRICS, known
 
@@ -98,8 +98,6 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
-# What `acc` is in rows of regression: the share of the variance of all training samples' quantity that is explained.
-EXPLAINED = "explained %"
 LOWER_IS_BETTER = ("rsd", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
     "clients": "Acc",
@@ -110,18 +108,12 @@ ON = "clients_on_"  # the same for a set's mean
 SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
 
 
-def regresses(row: Mapping[Any, Any]) -> bool:
-    """Return whether a row is of a run of regression."""
-    return row.get("task") == TASKS[1]
-
-
 def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> dict[str, str]:
     """Return `columns` (row key -> heading), and those of the metrics of scores that a row has."""
     rows = list(rows)
     found = {name for row in rows for name in known(row)}
-    if any(map(regresses, rows)):
-        others = [] if all(map(regresses, rows)) else [columns["acc"]]
-        columns = {**columns, "acc": " or\n".join([*others, EXPLAINED])}
+    if (score := score_of(rows)) != SCORES[TASKS[0]]:
+        columns = {**columns, "acc": f"{score} %"}
     return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}}
 
 
@@ -137,7 +129,7 @@ def over_fewer(rows: Iterable[Mapping[Any, Any]]) -> dict[str, str]:
         sets = {name: str(name).removeprefix(ON) for name in row if str(name).startswith(ON)}
         sets.pop(f"{ON}{row.get('test_set')}", None)  # which Acc is on
         every = number(row.get("of_clients"))
-        counted = {**COUNTED, "clients": "explained"} if regresses(row) else COUNTED
+        counted = {**COUNTED, **({"clients": score_of([row])} if row.get("task") else {})}
         for name, mean in {**counted, **sets}.items():
             count = number(row.get(name))
             if count is not None and every is not None and count < every:
@@ -334,7 +326,7 @@ class Progress(Observer):
         self._rounds = self._first = self._done = self._shown = self._scored = 0
         self._phase = ""
         self._accuracy = ""
-        self._score = "explained" if task == TASKS[1] else "acc"
+        self._score = SCORES[task] if task != TASKS[0] else "acc"
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         """Show what runs."""

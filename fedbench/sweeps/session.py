@@ -229,6 +229,7 @@ def curves(runs: pd.DataFrame, x: str) -> list[Mapping[str, Any]]:
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
+            "task": run.get("task"),
             "panel": run["panel"],
             "rounds": Run(Path(str(run["path"]))).rounds,
         }

@@ -158,8 +158,8 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
     if not ranked:
-        raise FedbenchError("no trial has a validation accuracy; an earlier run may lack it: force=true repeats it")
-    shown = Table(title=f"best of {len(trials)} trials by validation accuracy", title_justify="left")
+        raise FedbenchError("no trial has a validation score; an earlier run may lack it: force=true repeats it")
+    shown = Table(title=f"best of {len(trials)} trials by validation score", title_justify="left")
     for heading in ("trial", *params, "validation %"):
         shown.add_column(heading, justify="right")
     for trial in ranked[:5]:
@@ -167,7 +167,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     say(shown, console=Output(width=None))
     best = ranked[0]
     say("best:", best.overrides(params))
-    say(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")
+    say(f"its test score, which chose nothing: {decimals(best.mean('score'))} %")
     if (best.outcomes[0].plain.get("sweep") or {}).get("name"):
         say(f"trials and figure: {_write(trials, best, params)}")
     return dict(best.values)

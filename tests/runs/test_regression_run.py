@@ -66,7 +66,7 @@ def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
         expected = np.nan if name == "oaks" else sklearn.metrics.r2_score(found.y, found.values)
         assert row["r2"] == pytest.approx(expected, rel=1e-4, nan_ok=True)
     np.testing.assert_allclose(run.predict(0, frame[:5]).values, run.predict(0, X[:5]).values)
-    assert re.search(r"explained %: [-\d]", repr(run))
+    assert re.search(r"explained variance %: [-\d]", repr(run))
     assert "Acc" not in repr(run)
     alike = fedbench.run(*given, data=(X, PRICE, SITE), save_models=True)
     assert alike.clients["acc"].tolist() == run.clients["acc"].tolist()
@@ -75,9 +75,9 @@ def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
 def test_the_score_is_no_accuracy() -> None:
     quantity: dict[str, Any] = {"task": "regression", "clients": 3, "of_clients": 4}
     assert headings([{}], COLUMNS)["acc"] == "Acc %"
-    assert headings([quantity], COLUMNS) == {**COLUMNS, "acc": "explained %"}
-    assert headings([quantity, {}], COLUMNS)["acc"] == "Acc % or\nexplained %"
-    assert over_fewer([quantity]) == {"explained": "3 of 4 clients"}
+    assert headings([quantity], COLUMNS) == {**COLUMNS, "acc": "explained variance %"}
+    assert headings([quantity, {}], COLUMNS)["acc"] == "accuracy or explained variance %"
+    assert over_fewer([quantity]) == {"explained variance": "3 of 4 clients"}
 
 
 def test_seeds_are_not_batched_whose_targets_are_standardised_apart(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
     best = [("2", "70.00"), ("5", "70.00"), ("3", "60.00"), ("6", "50.00"), ("0", "40.00")]
     assert shown == [(number, f"0.{number}" if number != "0" else "0.0", value) for number, value in best]
     assert said.startswith("best of 7 trials")
-    assert said.endswith("best: method.mu=0.2\nits test accuracy, which chose nothing: 97.00 %\n")
-    with pytest.raises(FedbenchError, match="no trial has a validation accuracy"):
+    assert said.endswith("best: method.mu=0.2\nits test score, which chose nothing: 97.00 %\n")
+    with pytest.raises(FedbenchError, match="no trial has a validation score"):
         _conclude([judged(0, None)], ["+method.mu"])
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.fields import one_of
-from fedbench.config.schema import added
+from fedbench.config.schema import TASKS, added
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, Report, reason_of, unknown
-from fedbench.data.dataset import TASKS, Dataset, Ints
+from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.datasets.own import OwnData, Parsed, quantity_if
 
 if TYPE_CHECKING:
