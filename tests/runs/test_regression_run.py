@@ -69,7 +69,7 @@ def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
     assert re.search(r"explained variance %: [-\d]", repr(run))
     assert "Acc" not in repr(run)
     alike = fedbench.run(*given, data=(X, PRICE, SITE), save_models=True)
-    assert alike.clients["acc"].tolist() == run.clients["acc"].tolist()
+    np.testing.assert_array_equal(alike.clients["acc"], run.clients["acc"])
 
 
 def test_the_score_is_no_accuracy() -> None:
