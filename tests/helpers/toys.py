@@ -14,6 +14,7 @@ from fedbench.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ToyData:
+    task: ClassVar[str] = "classification"
     model: str = "net"
     root: str | None = None
     classes: int = 10
