@@ -20,6 +20,7 @@ Batch normalisation: affine parameters and running statistics are the extractor'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, fetched, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.parts.features import blocks, class_sums
 from fedbench.models.task import Task, gradient
 
@@ -66,6 +67,7 @@ class FedCCFA(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen et al., NeurIPS 2024"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares classifiers class by class"}
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
