@@ -21,6 +21,7 @@ Batch normalisation: within a group statistics are shared and averaged; descript
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -34,7 +35,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort, Conformance, Preparation
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import Array, Coalitions, Labels, distances, server_of, server_of_groups
 from fedbench.methods.parts.features import blocks
@@ -58,6 +59,7 @@ class FLUX(Coalitions):
     eps_scale: float = positive(1.0)  # times the elbow, the distance up to which clients are near
 
     paper: ClassVar[str] = "Fenoglio et al., NeurIPS 2025"
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "describes the features of each class"}
 
     @property
     def inner(self) -> Method:

@@ -1,8 +1,8 @@
 """Collaboration graphs: client i receives a mixture of the clients' models, weighted by row i of a matrix W.
 
 A subclass gives only W, one for all leaves or one for each group of leaves (body, head). Clients of several modalities
-(Cohort.by_modality) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took part;
-absent clients keep their last mixture. `CosineMixing` adds similarities by cosine and a pull towards the mixture.
+(Cohort.by_modality) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took
+part; absent clients keep their last mixture. `CosineMixing` adds similarities by cosine and a pull towards the mixture.
 `ModelStore` stores every client's latest upload and mixes when it sends, so models of absent clients remain in use; it
 begins with rounds of FedAvg.
 
