@@ -59,7 +59,12 @@ check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=pac
 	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
 	$(BIN)/python -m fedbench check-method $(NAME)
 
-test: lint ## what CI runs on a pull request: lint, and the tests but for the slow ones (under four minutes on two quiet cores)
+# mypy takes one core for most of a minute, so it runs beside the tests.
+test: $(INSTALLED) ## what CI runs on a pull request: lint, and the tests but for the slow ones (under four minutes on two quiet cores)
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+.PHONY: quick-tests
+quick-tests: $(INSTALLED)
 	$(CHECKS) -m "not slow"
 
 test-full: lint ## what CI runs on main and every night: test, and every case of exhaustive tests, signals, browsers, packaging

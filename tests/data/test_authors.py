@@ -43,7 +43,7 @@ def test_the_partition_is_of_the_papers_labels() -> None:
 def test_the_partition_is_refused_for_other_data() -> None:
     x, y = np.zeros((70_000, 1, 1, 1), dtype=np.uint8), np.arange(70_000) % 10
     other = Dataset("fashion_mnist", x, y, 60_000, 10, (0.5,), (0.5,))
-    with pytest.raises(ConfigError, match=r"divides fashion_mnist-\w+, this data set is fashion_mnist-\w+ .*take"):
+    with pytest.raises(ConfigError, match=r"divides fashion_mnist-\w+, this data set is fashion_mnist-\w+ .*use that"):
         make_partition(RUN.partition, other, RUN.protocol.test, 0)
 
 

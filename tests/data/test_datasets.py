@@ -259,7 +259,7 @@ def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
             {"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((1, 4)), "y_test": np.zeros(1)},
             r"have shape \[C, H, W\] = \[1, 1, 2\], test samples have .*\[1, 1, 4\]",
         ),
-        ({"x": X, "y": np.where(Y == "cat", np.nan, 1.0)}, r"10 of 20 training labels, the first nan at 0, name no"),
+        ({"x": X, "y": np.where(Y == "cat", np.nan, 1.0)}, r"10 of 20 training labels, the first nan at 0, are not"),
         ({"x": X, "y": np.linspace(0, 1, 20)}, "18 of 20 training labels, the first 0.0526316 at 1"),
         ({"x": X, "y": Y, "x_test": X, "y_test": np.arange(20) % 2}, "training labels are words, test labels numbers"),
         ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "floats, test samples are uint8, pixels up to"),

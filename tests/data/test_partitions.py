@@ -1077,7 +1077,7 @@ def test_the_sets_of_a_file_are_its_arrays_in_the_order_of_their_numbers(tmp_pat
     assert build("file").label == "file"
     assert made.rotation.tolist() == list(range(12))
     assert made.label_map.tolist() == [[2, 0, 1]] * 12
-    with pytest.raises(ConfigError, match=r"5\.npz divides toy-0, this data set is toy-1 .*take that one"):
+    with pytest.raises(ConfigError, match=r"5\.npz divides toy-0, this data set is toy-1 .*use that data set"):
         spec.assign(dataclasses.replace(pool, origin="toy-1"), np.random.default_rng(0))
 
 

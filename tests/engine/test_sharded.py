@@ -279,7 +279,7 @@ def test_what_is_refused_ends_what_was_started_and_tells_the_end_of_a_long_error
     cluster.answers = Mock(side_effect=KeyError("a" * 200 + "b" * 299))
     with pytest.raises(ConfigError, match="an actor of Ray does not start; install fedbench on its ") as caught:
         sharded.RayTrainer(setup, actors(1), pick_trainer)
-    assert str(caught.value).endswith("machine? " + "b" * 299 + "'")
+    assert str(caught.value).endswith("machine: " + "b" * 299 + "'")
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(0, 1), (3, 3)])

@@ -223,7 +223,7 @@ def test_what_it_writes_into_memory_is_kept(when: int) -> None:
 
 def test_other_leaves_may_come_before_round_1_only() -> None:
     assert after(simulation(Remembers(adds=True)), 0).memory["extra"].tolist() == [[1, 1]] * 4
-    with pytest.raises(ValueError, match=r"keep \['seen'\] between rounds, but not ['extra']"):
+    with pytest.raises(ValueError, match=r"keep \['seen'\] between rounds, but not \['extra'\]"):
         after(simulation(Remembers(adds=True, after=1)), 1)
 
 

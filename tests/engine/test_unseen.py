@@ -261,7 +261,7 @@ def test_the_last_of_a_kind_may_be_unseen_but_not_all_of_it() -> None:
     whole = pair.pair(built("fedavg", private=["@head"]), rounds=2, cohort="2", unseen=2)
     found = Newcomers(whole, whole.seen).score(pair.simulate(whole.seen))
     assert found.tallies["5"]["local"].total.tolist() == [len(whole.federation.indices("local", k)) for k in (3, 4)]
-    assert found.note.startswith("no score as received: head.bias, head.weight would be")
+    assert found.note.startswith("no score as received: head.bias, head.weight would depend")
     message = "protocol.unseen=3 holds out all clients of one modality; lower it"
     with pytest.raises(ConfigError, match=message):
         _ = pair.pair(built("fedavg"), cohort="1", unseen=3).seen

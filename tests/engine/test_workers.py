@@ -461,5 +461,5 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path, monkeypa
 def test_what_the_script_defines_is_refused_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = type("Mine", (FedAvg,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
-    with pytest.raises(ConfigError, match=r"Mine.*into a module .*hardware\.engine=looped"):
+    with pytest.raises(ConfigError, match=r"Mine.*to a module .*hardware\.engine=looped"):
         WorkersTrainer(dataclasses.replace(script_setup(), method=mine()), 1)

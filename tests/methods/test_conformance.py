@@ -56,6 +56,10 @@ FIRST = [
     checks.check_collaboration_is_row_stochastic,
 ]
 REST = [check for check in CHECKS if check not in FIRST]
+DEAR = [checks.check_stacked_equals_looped]  # two runs a toy; of every third method, and of FEW, it always runs
+CHEAP = [check for check in FIRST if check not in DEAR]
+OWN = [preset for preset in PRESETS if preset not in TWINS]
+CORE = sorted({*OWN[::3], *FEW})
 
 
 def test_every_method_has_a_preset_of_its_name_and_every_variant_a_method() -> None:
@@ -64,8 +68,13 @@ def test_every_method_has_a_preset_of_its_name_and_every_variant_a_method() -> N
     assert {name_in(variant) for variant in VARIANTS} <= set(METHODS)
 
 
-@parametrize_with_checks([preset for preset in PRESETS if preset not in TWINS], FIRST)
+@parametrize_with_checks(CORE, FIRST)
 def test_method(check: Callable[[], None]) -> None:
+    check()
+
+
+@parametrize_with_checks([preset for preset in OWN if preset not in CORE], CHEAP)
+def test_other_method(check: Callable[[], None]) -> None:
     check()
 
 
@@ -75,7 +84,13 @@ def test_method_in_full(check: Callable[[], None]) -> None:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([preset for preset in PRESETS if preset not in (*FEW, *TWINS)], REST)
+@parametrize_with_checks([preset for preset in CORE if preset not in FEW], REST)
+def test_method_in_full_if_not_of_the_few(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks([preset for preset in OWN if preset not in CORE], [*DEAR, *REST])
 def test_other_method_in_full(check: Callable[[], None]) -> None:
     check()
 

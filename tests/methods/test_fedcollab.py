@@ -68,7 +68,7 @@ def test_the_authors_distances_stand_in_for_discriminators() -> None:
     assert preparation.meter.up == preparation.meter.down == 0
     few = setup(method, federation((16, 24, 32)))
     preparation = EnginePreparation(few, LoopedTrainer(few), Clock(0, few.protocol.rounds))
-    with pytest.raises(ConfigError, match="packaged=feature_shift is of 20 clients, this partition has 3"):
+    with pytest.raises(ConfigError, match="packaged=feature_shift has 20 clients, this partition has 3"):
         method.prepare(preparation, *state)
 
 

@@ -64,7 +64,7 @@ def test_fedreps_budget(
 
 
 def test_fedrep_refuses_a_head_that_takes_everything() -> None:
-    with pytest.raises(ConfigError, match="leaves nothing"):
+    with pytest.raises(ConfigError, match="leaves none"):
         simulate(setup(FedRep(head_iterations=5), iterations=5))
     with pytest.raises(ConfigError, match="counts only where the protocol counts iterations"):
         simulate(setup(FedRep(whole_body=True), epochs=5))

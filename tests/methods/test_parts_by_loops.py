@@ -428,7 +428,7 @@ def test_what_is_refused_and_what_is_just_allowed() -> None:
     clock = Clock(0, 1)
     stages = FedRep(head_iterations=4).stages(iterations, clock)
     assert [stage.iterations for stage in stages] == [4, 1]
-    told("method.head_iterations=5 leaves nothing", lambda: FedRep(head_iterations=5).stages(iterations, clock))
+    told("method.head_iterations=5 leaves none", lambda: FedRep(head_iterations=5).stages(iterations, clock))
     for fields in ({"head_epochs": 2}, {"body_epochs": 2}):
         told("count only where the protocol counts epochs", lambda f=fields: FedRep(**f).stages(iterations, clock))
 

@@ -198,10 +198,11 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
     *("fedbench.engine.recording", "fedbench.data.files", "fedbench.testing"),
     "fedbench.engine.trial",  # a step that is forgotten: it finds what a method refuses
 )
-CHOOSING = {  # how an engine is chosen; all give the same numbers
+CHOOSING = {  # what refuses, or chooses an engine; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
     Definition("fedbench.engine.setup", "first_round_inputs"),
     Definition("fedbench.engine.workers", "available_workers"),
+    Definition("fedbench.sample_metrics", "check_measures"),  # refuses
     Definition("fedbench.sample_metrics", "known"),
     Definition("fedbench", "__getattr__"),
 }

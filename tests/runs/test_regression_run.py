@@ -94,7 +94,7 @@ def test_seeds_are_not_batched_whose_targets_are_standardised_apart(tmp_path: Pa
         ({"y": np.where(X[:, 0] > 1, np.nan, PRICE)}, r"\d+ of 51 training labels, the first nan at \d+, are no quant"),
         ({"y": SITE}, "training labels are words; dataset.task=regression needs numbers"),
         ({"y": X[:, 0] > 0}, "training labels are booleans; dataset.task=regression needs numbers"),
-        ({"y": np.full(51, 2.5)}, "all labels are 2.5, so that any model is right; give another number"),
+        ({"y": np.full(51, 2.5)}, "all labels are 2.5, so any model is right; give another number"),
         ({"y": PRICE[:, None]}, r"as long as the samples, .* of a column take y\.ravel\(\)"),
         ({"x": X[:1], "y": PRICE[:1]}, "all labels are .*; give another number"),
         ({"y": PRICE, "x_test": X[:2], "y_test": np.array(["a", "b"])}, "test labels are words"),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from fedbench.config.schema import MlflowConfig, SettingsConfig
+from fedbench.data.datasets.small_images import Digits
 from fedbench.engine.history import Labels, Observer, Record
 from fedbench.metrics import Tally
 from fedbench.runs import execution, trackers
@@ -175,7 +176,7 @@ def test_a_run_of_other_samples_has_a_record_of_its_own(tmp_path: Path, monkeypa
     asked = list[str]()
     monkeypatch.setattr(trackers, "TRACKERS", {"mlflow": lambda key, *_, **__: asked.append(key) or Observer()})
     settings = SettingsConfig(progress="none", mlflow=MlflowConfig(enabled=True))
-    chosen: Any = types.SimpleNamespace(settings=settings, plain={})
+    chosen: Any = types.SimpleNamespace(settings=settings, plain={}, dataset=Digits())
     for data in ("0123456789", "abcdefghij"):
         folder: Any = types.SimpleNamespace(path=tmp_path, key=KEY, data=data)
         execution.observers(chosen, folder)

@@ -55,7 +55,7 @@ def test_the_page_counts_the_draws() -> None:
         )
         for reading in ("unit, last", "normalised, last")
     )
-    said = f"for {unit} of 20 redrawn partitions, with normalised inputs for {normalised} of 20"
+    said = f"for {unit} of 20 redrawn partitions with pixels in [0, 1], for {normalised} of 20 normalised"
     assert said in " ".join(page.split())
 
 

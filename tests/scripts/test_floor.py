@@ -158,6 +158,7 @@ def test_a_profile_becomes_launches_waits_and_kernels_of_a_step(bench: Any) -> N
 # --- the part
 
 
+@pytest.mark.slow
 def test_each_case_is_stored_and_one_that_fails_ends_nothing(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_each_case_is_stored_and_one_that_fails_ends_nothing(
     assert "| U | stacked | failed: RuntimeError: no kernel image |" in page
 
 
+@pytest.mark.slow
 def test_no_case_begins_when_the_minutes_are_over(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

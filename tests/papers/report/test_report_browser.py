@@ -64,6 +64,7 @@ def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: Any) -> None:
     assert opened.evaluate(current) is None  # one stop a table: its details come next
 
 
+@pytest.mark.slow
 def test_a_cell_shows_curves_clients_matrix_and_configuration(opened: Any) -> None:
     table(opened).locator("[data-cell='1-0-0']").click()
     opened.wait_for_selector("#matrix image")

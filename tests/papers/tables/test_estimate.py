@@ -97,7 +97,7 @@ def test_a_step_takes_the_mean_over_the_kinds_of_client(tmp_path: Path, monkeypa
     each = estimate.ResourceEstimate(made)
     setup = each.setup(job.config)
     steps = estimate.client_steps(setup, job.config) + estimate.scored_batches(setup, job.config) / 3
-    monkeypatch.setattr(type(setup), "kinds", property(lambda self: (self, self)))
+    monkeypatch.setattr(type(setup), "modalities", property(lambda self: (self, self)))
     assert each._timed(job.config, setup) == pytest.approx(3.0 * steps)
 
 

@@ -173,6 +173,7 @@ def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
         assert float(line["acc"]) == pytest.approx(float(filled.lines[place]["acc"]), abs=2)
 
 
+@pytest.mark.slow
 def test_the_reference_is_local_at_its_own_rate(filled: Ledger) -> None:
     (final, *_) = [stage for stage in stages(BOARD) if stage.rung is None]
     entries = {entry.row: entry for entry in filled.entries(final)}
@@ -260,6 +261,7 @@ def test_a_row_that_is_refused_before_it_begins_does_not_stop_the_board(tmp_path
         assert ledger.lost("even", "local", [0]) == []
 
 
+@pytest.mark.slow
 def test_who_only_looks_is_not_among_the_machines(
     filled: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +275,7 @@ def test_who_only_looks_is_not_among_the_machines(
     assert copy.machines == {f"of {entries[0].job.folder.environment()['started']}"}
 
 
+@pytest.mark.slow
 def test_two_processes_that_record_lose_nothing(filled: Ledger, tmp_path: Path) -> None:
     first, *_ = stages(BOARD)
     entries = {row: [each for each in filled.entries(first) if each.row == row] for row in ("local", "fedavg")}
@@ -299,6 +302,7 @@ def test_a_stage_with_unfinished_runs_is_not_built_upon(
     assert "8 rounds" not in said.out
 
 
+@pytest.mark.slow
 def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path) -> None:
     last = stages(BOARD)[-1]
     (entry,) = filled.entries(last, ["better"])
@@ -318,6 +322,7 @@ def test_runs_are_what_their_command_lines_compose() -> None:
             assert resolve(compose(job.overrides)).plain == job.config.plain
 
 
+@pytest.mark.slow
 def test_a_row_without_its_method_is_refused(filled: Ledger) -> None:
     """As a method of a package that is not installed here; which there are is no part of a declaration."""
     board = dataclasses.replace(BOARD)
@@ -326,6 +331,7 @@ def test_a_row_without_its_method_is_refused(filled: Ledger) -> None:
         Ledger(board, filled.folder)
 
 
+@pytest.mark.slow
 def test_another_declaration_is_refused(filled: Ledger) -> None:
     other = dataclasses.replace(BOARD, rounds=4)
     with pytest.raises(ConfigError, match=r"tiny.yaml differs from the one that made "):
@@ -333,6 +339,7 @@ def test_another_declaration_is_refused(filled: Ledger) -> None:
     Ledger(BOARD, filled.folder)
 
 
+@pytest.mark.slow
 def test_a_failed_trial_goes_no_further(filled: Ledger) -> None:
     ledger = Ledger(BOARD, filled.folder)
     for place in [place for place in ledger.lines if place[2:4] == ("better", 1)]:
@@ -379,7 +386,7 @@ def test_boards_that_cannot_be_are_refused(change: dict[str, Any], message: str)
         dataclasses.replace(BOARD, **change)
 
 
-@pytest.mark.parametrize("name", sampled(groups.names("leaderboard"), every=2))
+@pytest.mark.parametrize("name", sampled(groups.names("leaderboard"), every=3))
 def test_the_boards_here_can_be_run(name: str) -> None:
     """Each has the rows that must be there, and their runs compose."""
     board = boards.load_board(name)

@@ -58,6 +58,7 @@ def test_recorded_values_stand_without_their_runs(
     assert before == (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
 
 
+@pytest.mark.slow
 def test_a_record_of_another_configuration_does_not_stand(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

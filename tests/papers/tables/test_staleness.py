@@ -32,6 +32,7 @@ def table(tmp_path: Path) -> str:
     return (folder(tmp_path) / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_cells_of_other_code_are_marked_counted_and_made_again(
     first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
