@@ -26,6 +26,7 @@ from fedbench.papers.reproduce import select
 from fedbench.runs.config import resolve
 from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 from fedbench.sample_metrics import METRICS
+from tests.helpers.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 listing = functools.cache(made)
@@ -87,7 +88,9 @@ def test_domains_are_shown_beside_the_parameters() -> None:
     assert rows["homo"]["domains"] == "num_clients ≥ 1"
 
 
-@pytest.mark.parametrize("kind", ["datasets", "partitions", "models", "protocols", "tables", "figures"])
+@pytest.mark.parametrize(
+    "kind", tiered(["datasets", "partitions", "models", "protocols", "tables", "figures"], quick=["datasets", "models"])
+)
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))

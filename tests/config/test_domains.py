@@ -20,6 +20,7 @@ from fedbench.methods.fedprox import FedProx
 from fedbench.methods.ifca import IFCA
 from fedbench.models.small import MLP
 from tests.helpers.presets import PRESETS, SCHEMAS, build, parameters, preset, replaced
+from tests.helpers.tiers import sampled
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
 FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when needed, or read by a parser
@@ -30,23 +31,16 @@ FREE_TEXT = {  # fields whose value is any text: names and places that are looke
 }
 
 
+CASES = pytest.mark.parametrize(
+    ("group", "name"), sampled(PRESETS, every=8), ids=[f"{group}/{name}" for group, name in PRESETS]
+)
+
+
 def at(component: Any, keys: tuple[str, ...]) -> Any:
     return functools.reduce(getattr, keys, component)
 
 
-def cases() -> list[Any]:
-    """Every preset; the first of every fifth class is tried in the fast suite too."""
-    seen: set[type] = set()
-    found = []
-    for group, name in PRESETS:
-        cls = type(build(group, preset(group, name)))
-        marks = [pytest.mark.slow] if cls in seen or len(seen) % 5 else []
-        seen.add(cls)
-        found.append(pytest.param(group, name, id=f"{group}/{name}", marks=marks))
-    return found
-
-
-@pytest.mark.parametrize(("group", "name"), cases())
+@CASES
 def test_no_preset_takes_a_value_outside_its_domain(group: str, name: str) -> None:
     config = preset(group, name)
     for keys, hint in parameters(build(group, config)):
@@ -140,7 +134,7 @@ def test_an_added_field_keeps_its_domain() -> None:
         Later(depth=0)
 
 
-@pytest.mark.parametrize(("group", "name"), cases())
+@CASES
 def test_a_list_is_a_tuple_wherever_a_field_takes_one(group: str, name: str) -> None:
     """Also where it may be null: components are hashed."""
     config = preset(group, name)

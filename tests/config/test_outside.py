@@ -88,6 +88,7 @@ def errors(*overrides: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_data_sets_partitions_models_and_methods_of_another_package(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +247,7 @@ def test_the_code_of_a_result_goes_into_the_package_s_own_modules(
     assert fingerprint.changed(made, fingerprint.code_of(given)) == ["method"]
 
 
+@pytest.mark.slow
 def test_fedexp_is_fedavg_where_epsilon_is_large(fedexp: type[FedAvg]) -> None:
     """The step is at least one; of the last two models the mean is scored."""
     plain = run(FedAvg())[1].server

@@ -30,6 +30,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
 from fedbench.models.task import Model
 from fedbench.sample_metrics import METRICS, check_measures, measure
+from tests.helpers.tiers import sampled
 from tests.methods.toys import FOUR, gap, models, setup, simulate
 
 QUANTITATIVE = tuple(name for name, metric in METRICS.items() if metric.regression)
@@ -242,7 +243,7 @@ def test_exactly_the_methods_whose_code_is_about_classes_refuse_a_quantity() -> 
     assert len(UNFIT) == 25
 
 
-@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("name", sampled(ABLE, every=4))
 def test_the_others_learn_one(name: str) -> None:
     normed = name in ("fedap", "fedbn")
     data = federation(shape=(1, 16, 16)) if normed else federation()

@@ -117,6 +117,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
 SENT: list[tuple[int, int]] = []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("rings", sampled([True, False], every=2))
 def test_a_run_is_a_row_as_soon_as_it_has_finished(

@@ -35,6 +35,7 @@ def filled(tmp_path: Path) -> store.TableResult:
     return store.read_table(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "seeds=2") == 0

@@ -149,6 +149,7 @@ def _with(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return [_with(item, path[1:], new) if i == path[0] else item for i, item in enumerate(value)]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(list(_places(TABLE))),
     json_values,

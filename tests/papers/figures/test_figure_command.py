@@ -179,6 +179,7 @@ def test_runs_are_told_apart_by_what_differs() -> None:
     assert runs.distinct_names(samples) == ["fedavg a1a1a1", "fedavg b2b2b2", "fedavg b2b2b2"]
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_a_setting_are_no_seeds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"method": "fedprox", "dataset": "digits", "test_set": "local", "acc_on_local": 1.0, "acc_on_global": 2.0}
 

@@ -116,6 +116,7 @@ def test_wrong_yaml_is_refused() -> None:
             plan.parse_figure_spec({**good, **change}, "x")
 
 
+@pytest.mark.slow
 def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Path) -> None:
     one, two, three = (
         planned("fedrema_f3", "quick", tmp_path, f"record=[{entry}]").runs.jobs[-1]

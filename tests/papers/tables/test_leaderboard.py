@@ -147,6 +147,7 @@ def test_cells_over_fewer_clients_say_so(tmp_path: Path) -> None:
     assert "(7 of 10 clients)" in drawn
 
 
+@pytest.mark.slow
 def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_path: Path) -> None:
     """Where runs are stacked; the others, and all runs elsewhere, are jobs."""
     ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.engine=stacked"])
@@ -413,6 +414,7 @@ def test_ranges() -> None:
     assert isinstance(Range(1, 4).at(0.5), int)
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_would_change_a_board(capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
         ("protocol.rounds=3", "a board runs only as declared"),
