@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers import grids, stated
 from tests.helpers.stated import Statement
+from tests.helpers.tiers import sampled
 
 SETTINGS, READINGS = stated.settings(), stated.readings()
 FILES = [
@@ -33,7 +34,7 @@ def by_preset(statements: list[Statement]) -> dict[str, list[tuple[Statement, st
 STATED = by_preset([*SETTINGS, *READINGS])
 
 
-@pytest.mark.parametrize("preset", STATED)
+@pytest.mark.parametrize("preset", sampled(STATED, every=3))
 def test_what_is_stated_is_what_the_preset_has(preset: str) -> None:
     assert preset.partition("=")[0] in stated.GROUPS, f"{preset}: no group of presets"
     for statement, place in STATED[preset]:

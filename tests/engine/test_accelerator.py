@@ -64,6 +64,7 @@ def of_clients(preset: str, engine: str) -> int:
     return int(preset.startswith("fedsac") and engine == "looped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 @pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:

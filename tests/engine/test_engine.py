@@ -85,6 +85,7 @@ def test_local_is_each_client_alone() -> None:
             assert gap(trees.row(state.memory, client), expected) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", tiered(["mlp", "batch_norm"], quick=["mlp"]))
 def test_worker_processes_equal_the_loop(kind: str) -> None:
     data, model = conv((1, 9, 4)) if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))

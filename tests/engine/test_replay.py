@@ -72,6 +72,7 @@ def ragged(optimizer: str, **options: Any) -> Setup:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", tiered(OPTIMIZERS, quick=["sgd"]))
 def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) -> None:
     """So nothing that Python decides differs from step to step, and a graph may take its place."""

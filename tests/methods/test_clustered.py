@@ -342,7 +342,7 @@ class Pairs(FedCollab):
 @pytest.mark.parametrize(
     ("base", "outer"),
     [
-        *sampled([(base, outer) for base in BASES for outer in ("oracle", "fedcollab")], every=3),
+        *sampled([(base, outer) for base in BASES for outer in ("oracle", "fedcollab")], every=6),
         *((base, "oracle") for base in MIXING),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),

@@ -44,7 +44,7 @@ def name_in(preset: str) -> str:
 
 PRESETS = [file.stem for file in FILES if file.stem in METHODS]
 VARIANTS = [file.stem for file in FILES if file.stem not in METHODS]
-FEW = ["ditto", "fedavg", "ifca", "scaffold"]  # of each kind of machinery
+FEW = ["ditto", "fedavg", "ifca"]  # of each kind of machinery
 # They differ from another method in few lines.
 TWINS = ["fedadagrad", "fedrc", "fedsac_multimodal", "fedyogi", "floco", "floco_plus", "sosicfl_plus"]
 FIRST = [

@@ -99,6 +99,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "batch", "refuses"),
     sampled(

@@ -56,6 +56,7 @@ def corners(name: str, extra: list[str]) -> list[list[str]]:
     return [[f"experiment={name}", *job] for job in jobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiered(NAMES, quick=NAMES[::12]))
 def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
     config = content(name)
