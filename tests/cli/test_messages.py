@@ -90,7 +90,7 @@ FILES: dict[str, tuple[Callable[[Path], Callable[[], object]], str]] = {  # what
     "no training part": (lambda p: npz(p, x=X, y=Y, split=["val", "test"] * 6), "no sample is for training"),
     "one class": (lambda p: npz(p, x=X, y=Y * 0), "all labels are 0"),
     "labels of no class": (lambda p: npz(p, x=X, y=Y + 0.5), r"0\.5"),
-    "objects": (lambda p: npz(p, x=X, y=Y.astype(object)), "no .npz of arrays"),
+    "objects": (lambda p: npz(p, x=X, y=Y.astype(object)), "not a .npz of arrays"),
     "weights that are not finite": (
         lambda p: weights(p, state(**{"conv1.weight": torch.full((64, 3, 7, 7), torch.nan)})),
         "'conv1.weight' holds values that are not finite",

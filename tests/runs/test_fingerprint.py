@@ -194,7 +194,9 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
     ),  # their outcome is hashed itself
     *(f"fedbench.core.{name}" for name in ("cache", "errors", "files", "signals", "source")),
     *("fedbench.plots", "fedbench.recorders", "fedbench.runs", "fedbench.engine.history"),
-    *("fedbench.engine.hardware", "fedbench.engine.contract"),  # which engine; all give the same numbers
+    *(
+        f"fedbench.engine.{name}" for name in ("hardware", "timing", "contract")
+    ),  # which engine; all give the same numbers
     *("fedbench.engine.recording", "fedbench.data.files", "fedbench.testing"),
     "fedbench.engine.trial",  # a step that is forgotten: it finds what a method refuses
 )
