@@ -83,7 +83,7 @@ def part(tree: Mapping[str, Tensor], name: str) -> Tree:
         return found
     others = dict.fromkeys(f"'{key.partition('/')[0]}'" for key in tree if "/" in key)
     raise LookupError(
-        f"no leaf is in the namespace '{name}'; its namespaces: {', '.join(others) or 'none'}; "
+        f"no leaf is in the namespace '{name}'; the tree's namespaces: {', '.join(others) or 'none'}; "
         "if there may be none, use trees.under"
     )
 

@@ -65,18 +65,37 @@ class Prediction:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """Of regression the quantity, [n]."""
+        """Of regression the quantity, [n].
+
+        Raises:
+            FedbenchError: of classes.
+        """
+        self._check(regression=True, instead="classes")
         return self.scores[:, 0]
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """The class of the highest score, [n]."""
+        """The class of the highest score, [n].
+
+        Raises:
+            FedbenchError: of a quantity.
+        """
+        self._check(regression=False, instead="values")
         return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """The softmax of the scores, [n, K]."""
+        """The softmax of the scores, [n, K].
+
+        Raises:
+            FedbenchError: of a quantity.
+        """
+        self._check(regression=False, instead="values")
         return torch.from_numpy(self.scores).softmax(1).numpy()
+
+    def _check(self, *, regression: bool, instead: str) -> None:
+        if (self.scores.shape[1] == 1) is not regression:
+            raise FedbenchError(f"this run predicts {'classes' if regression else 'a quantity'}: read `{instead}`")
 
 
 class ScoredModels:

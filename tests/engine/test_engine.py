@@ -220,9 +220,11 @@ def test_trees_round_trip() -> None:
     assert close(trees.unflatten(trees.flatten(tree), tree), tree, 0)
     assert trees.part(trees.join(x=tree), "x") == trees.under(trees.join(x=tree), "x") == tree
     assert trees.under(tree, "x") == {}
-    with pytest.raises(LookupError, match="in the namespace 'x'; its namespaces: 'y', 'z'; if there may be none"):
+    with pytest.raises(
+        LookupError, match="in the namespace 'x'; the tree's namespaces: 'y', 'z'; if there may be none"
+    ):
         trees.part({**tree, **trees.join(y=tree, z=tree)}, "x")
-    with pytest.raises(LookupError, match="in the namespace 'x'; its namespaces: none"):
+    with pytest.raises(LookupError, match="in the namespace 'x'; the tree's namespaces: none"):
         trees.part(tree, "x")
     shared = trees.expand({"w": torch.ones(2, 2)}, 4)
     assert trees.is_shared(shared["w"])

@@ -66,6 +66,9 @@ def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
         expected = np.nan if name == "oaks" else sklearn.metrics.r2_score(found.y, found.values)
         assert row["r2"] == pytest.approx(expected, rel=1e-4, nan_ok=True)
     np.testing.assert_allclose(run.predict(0, frame[:5]).values, run.predict(0, X[:5]).values)
+    for of_classes in ("classes", "probabilities"):
+        with pytest.raises(FedbenchError, match="this run predicts a quantity: read `values`"):
+            getattr(run.predict(0), of_classes)
     assert re.search(r"explained variance %: [-\d]", repr(run))
     assert "Acc" not in repr(run)
     alike = fedbench.run(*given, data=(X, PRICE, SITE), save_models=True)

@@ -77,7 +77,7 @@ def test_a_namespace_that_is_not_there_is_told_with_the_hook(capsys: pytest.Capt
     assert (
         "Misnamed.start failed in round 1 for client 1: LookupError: no leaf is in the namespace 'personal'; " in said
     )
-    assert "its namespaces: 'own'; if there may be none, use trees.under" in said
+    assert "the tree's namespaces: 'own'; if there may be none, use trees.under" in said
     assert "in start\n" in said
     assert "as above" in said
 
