@@ -280,15 +280,15 @@ class JointTask(Task):
         """
         first = ModalityTask(tasks[0], names, 0)
         rest = [ModalityTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
-        self._modalitys: tuple[Task, ...] = (first, *rest)
+        self._modalities: tuple[Task, ...] = (first, *rest)
         self._names, self._modality = tuple(names), modality
         self._given = tuple(tasks), self._names, modality
         self._check_heads()
         self.classes = first.classes
-        self.parameters = frozenset().union(*(task.parameters for task in self._modalitys))
-        self.buffers = frozenset().union(*(task.buffers for task in self._modalitys))
+        self.parameters = frozenset().union(*(task.parameters for task in self._modalities))
+        self.buffers = frozenset().union(*(task.buffers for task in self._modalities))
         self.groups = {
-            group: frozenset().union(*(task.groups[group] for task in self._modalitys)) for group in first.groups
+            group: frozenset().union(*(task.groups[group] for task in self._modalities)) for group in first.groups
         }
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
@@ -302,7 +302,7 @@ class JointTask(Task):
     def _check_heads(self) -> None:
         shapes = [
             {n: tuple(p.shape) for n, p in task.fresh().get_submodule("head").named_parameters()}
-            for task in self._modalitys
+            for task in self._modalities
         ]
         for name, other in zip(self._names[1:], shapes[1:], strict=True):
             if other != shapes[0]:
@@ -315,7 +315,7 @@ class JointTask(Task):
     @property
     def modalities(self) -> tuple[Task, ...]:
         """The network of each modality."""
-        return self._modalitys
+        return self._modalities
 
     def modality_of(self, ids: Tensor) -> Tensor:
         return self._modality[ids % len(self._modality)]
@@ -324,7 +324,7 @@ class JointTask(Task):
         """The initial weights of all modalities, each drawn as if it were alone."""
         state = generator.get_state()
         leaves: Tree = {}
-        for task in self._modalitys:
+        for task in self._modalities:
             generator.set_state(state)
             leaves |= task.init(generator)
         return leaves

@@ -53,9 +53,8 @@ class RunTimes:
         built = self._setups[where]
         if isinstance(built, FedbenchError):
             raise built
-        return replace(
-            built, method=config.method, protocol=config.protocol
-        )  # refuses one that does not fit the network
+        # Refuses a method that does not fit the network.
+        return replace(built, method=config.method, protocol=config.protocol)
 
     def timed_as_it_is(self, config: RunConfig) -> float:
         """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
