@@ -291,7 +291,7 @@ def lacking(name: str, substitute: str, *changed: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(groups.names("table"), quick=["fedcollab_t5", "fedrema_t4", "pfedsim_t2"]))
+@pytest.mark.parametrize("name", groups.names("table"))
 def test_every_table_can_be_built_on_procedural_images(name: str) -> None:
     data = ["captioned"] if name == "fedsac_t2" else ["synthetic", "dataset.size=28"]
     rows = {row for rows in lacking(name, *data).values() for row in rows}

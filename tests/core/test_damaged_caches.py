@@ -11,11 +11,10 @@ import pytest
 
 from fedbench.core import cache, files
 from tests.helpers.damage import DAMAGES, damages
-from tests.helpers.tiers import sampled
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(["x.npy", "num_train.npy", files.MANIFEST], every=3))
+@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", files.MANIFEST])
 def test_prepared_arrays_heal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,13 +15,12 @@ from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownN
 from fedbench.data.datasets import DATASETS
 from tests.data.serving import Handler, pack, publish
 from tests.helpers import real_formats
-from tests.helpers.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(real_formats.WRITERS, quick=["tiny_imagenet"]))
+@pytest.mark.parametrize("name", real_formats.WRITERS)
 def test_every_data_set_goes_from_its_published_archives_to_a_run(
     name: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

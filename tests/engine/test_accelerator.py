@@ -30,7 +30,7 @@ from fedbench.runs.config import resolve
 from fedbench.testing.toys import KINDS, Subject, federation, setup, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
 from tests.helpers.pretended import ENGINES, Trial, federated, trial
-from tests.helpers.tiers import sampled, tiered
+from tests.helpers.tiers import sampled
 
 PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 # Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
@@ -65,8 +65,8 @@ def of_clients(preset: str, engine: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
-@pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl"]))
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("preset", FEW)
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)
     for cohort in (4, 16):
@@ -147,7 +147,7 @@ class Noisy(FedRep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_draw_may_read_the_message(engine: str) -> None:
     def toy(device: torch.device) -> Setup:
         data = federation((9, 5, 13), device=device)
@@ -220,7 +220,7 @@ def test_what_makes_the_host_wait_is_counted(fault: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_wait_for_every_client_is_counted(engine: str) -> None:
     rounds = [trial(federated(Subject(Reading()), "mlp", cohort), ENGINES[engine]).round for cohort in (4, 16)]
     assert rounds[1] == rounds[0] + 12

@@ -86,7 +86,7 @@ def test_local_is_each_client_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", tiered(["mlp", "batch_norm"], quick=["mlp"]))
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
 def test_worker_processes_equal_the_loop(kind: str) -> None:
     data, model = conv((1, 9, 4)) if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))
     chosen = setup(FedAvg(private=("head.*",)), data, model, cohort=0.8, optimizer=HEAVY)

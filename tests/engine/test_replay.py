@@ -27,7 +27,6 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
 from fedbench.testing.checks import equal, everything, rerun, traced
 from fedbench.testing.toys import Subject, federation, gap, setup, simulate
-from tests.helpers.tiers import tiered
 
 RAGGED = (1, 13, 8, 21, 5, 2)
 OPTIMIZERS = {
@@ -73,7 +72,7 @@ def ragged(optimizer: str, **options: Any) -> Setup:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", tiered(OPTIMIZERS, quick=["sgd"]))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) -> None:
     """So nothing that Python decides differs from step to step, and a graph may take its place."""
     chosen, traces = ragged(optimizer), Counted(traced)
@@ -86,7 +85,7 @@ def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", tiered(OPTIMIZERS, quick=["sgd"]))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_learning_rates_of_rows_are_read_at_every_step(optimizer: str) -> None:
     """A replayed program has those of the clients that it is given, not of the ones that it was captured with."""
     fast, clock = ragged(optimizer), Clock(0, 3)

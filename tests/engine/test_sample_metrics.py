@@ -30,7 +30,7 @@ from fedbench.metrics import Measured, Tally
 from fedbench.runs.run import gains_of
 from fedbench.sample_metrics import METRICS, measure
 from tests.helpers import pair
-from tests.helpers.tiers import sampled, tiered
+from tests.helpers.tiers import sampled
 from tests.methods.toys import federation, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
@@ -184,7 +184,7 @@ def alike(one: State, other: State) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "score"),
-    tiered([("fedavg", "received"), ("fedper", "trained"), ("finetune", "both")], quick=[("fedavg", "received")]),
+    [("fedavg", "received"), ("fedper", "trained"), ("finetune", "both")],
 )
 def test_engines_and_interrupted_runs_agree(name: str, score: str, tmp_path: Path) -> None:
     chosen = toy(name, score=score, **({"report": "best_val"} if score == "both" else {}))
@@ -255,7 +255,7 @@ def test_it_changes_no_accuracy_and_is_off_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sampled(["ditto", "finetune"], every=2))
+@pytest.mark.parametrize("method", ["ditto", "finetune"])
 def test_files_hold_what_scikit_learn_finds_in_the_predictions(method: str, tmp_path: Path) -> None:
     given = (f"method={method}", *SHORT, "hardware.engine=looped", "protocol.unseen=1")
     given = (*given, "protocol.metrics=[auroc,macro_f1]")

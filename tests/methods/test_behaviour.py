@@ -15,7 +15,6 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.runs.building import build
 from fedbench.runs.config import resolve
-from tests.helpers.tiers import tiered
 from tests.methods.toys import models
 
 SKEWED = ("dataset=digits", "partition=dir0.1", "protocol.rounds=8", "protocol.local.epochs=2")
@@ -45,10 +44,7 @@ def trained(*overrides: str) -> tuple[float, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    tiered(
-        ["local", "finetune", "fedper", "fedbabu", "ditto", "pfedsim", "fedproto", "knnper"],
-        quick=["fedper"],
-    ),
+    ["local", "finetune", "fedper", "fedbabu", "ditto", "pfedsim", "fedproto", "knnper"],
 )
 def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -> None:
     fedavg = trained(*SKEWED, "method=fedavg")[0]
@@ -58,18 +54,15 @@ def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "method", "count"),
-    tiered(
-        [
-            (FEATURE, "kmeans", 4),
-            (FEATURE, "fesem method.pretrain_rounds=1 method.drawn=false", 4),
-            (CONCEPT, "kmeans", 4),
-            (CONCEPT, "ifca", 3),  # two of the four models, all drawn at random, begin alike for two types
-            (LABEL, "kmeans", 4),
-            (LABEL, "ifca", 2),
-            (LABEL, "fedcollab", 2),  # two types differ by one label of four: near enough for so few samples
-        ],
-        quick=[(LABEL, "kmeans", 4)],
-    ),
+    [
+        (FEATURE, "kmeans", 4),
+        (FEATURE, "fesem method.pretrain_rounds=1 method.drawn=false", 4),
+        (CONCEPT, "kmeans", 4),
+        (CONCEPT, "ifca", 3),  # two of the four models, all drawn at random, begin alike for two types
+        (LABEL, "kmeans", 4),
+        (LABEL, "ifca", 2),
+        (LABEL, "fedcollab", 2),  # two types differ by one label of four: near enough for so few samples
+    ],
 )
 def test_planted_groups_are_found(shift: tuple[str, ...], method: str, count: int) -> None:
     accuracy, groups = trained(*shift, *SHIFTED, *f"method={method}".split())

@@ -220,7 +220,7 @@ def test_fedrema_s_classifier_is_every_linear_layer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "size"), sampled([("resnet18", 32), ("mobilenet_v2", 32), ("squeezenet", 32), ("squeezenet", 64)], every=2)
+    ("name", "size"), [("resnet18", 32), ("mobilenet_v2", 32), ("squeezenet", 32), ("squeezenet", 64)]
 )
 def test_torchvision_s_networks_are_the_same_functions(name: str, size: int) -> None:
     """With the same weights, in evaluation: their dropout is off there."""

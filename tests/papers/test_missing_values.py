@@ -17,7 +17,6 @@ from fedbench.core.signals import Stopped
 from fedbench.papers import evidence, spec, store
 from fedbench.papers.execute import run_all
 from fedbench.papers.selection import Selection
-from tests.helpers.tiers import sampled
 
 CONTENT = {
     "name": "toy",
@@ -119,7 +118,7 @@ SENT: list[tuple[int, int]] = []
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("rings", sampled([True, False], every=2))
+@pytest.mark.parametrize("rings", [True, False])
 def test_a_run_is_a_row_as_soon_as_it_has_finished(
     tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch, clock: list[Clock], rings: bool
 ) -> None:

@@ -92,7 +92,7 @@ def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", tiered(PARTS, quick=["engine"]))
+@pytest.mark.parametrize("part", PARTS)
 def test_a_result_of_other_code_is_shown_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:

@@ -102,17 +102,14 @@ DEEP = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "batch", "refuses"),
-    sampled(
-        [
-            ("fedala", 2, True),  # once it has a model, it learns its weights from 80 % of a batch, of one sample here
-            ("fedala", 5, False),  # of three samples from two
-            ("perfedavg", 2, True),  # halves
-            ("perfedavg", 4, False),
-            ("perfedavg", 5, True),  # the last batch has three samples, and its second half one
-            ("fedavg", 2, False),
-        ],
-        every=3,
-    ),
+    [
+        ("fedala", 2, True),  # once it has a model, it learns its weights from 80 % of a batch, of one sample here
+        ("fedala", 5, False),  # of three samples from two
+        ("perfedavg", 2, True),  # halves
+        ("perfedavg", 4, False),
+        ("perfedavg", 5, True),  # the last batch has three samples, and its second half one
+        ("fedavg", 2, False),
+    ],
 )
 def test_a_batch_that_a_method_cuts_to_one_sample_is_no_batch_to_normalise(
     method: str, batch: int, refuses: bool

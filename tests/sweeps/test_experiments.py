@@ -24,7 +24,6 @@ from fedbench.runs.config import resolve
 from fedbench.sweeps import session
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tidy
-from tests.helpers.tiers import tiered
 
 FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -57,7 +56,7 @@ def corners(name: str, extra: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(NAMES, quick=NAMES[::12]))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
     config = content(name)
     assert config["sweep"]["name"] == name

@@ -19,7 +19,6 @@ from fedbench.papers import figure_plan as plan
 from fedbench.papers.selection import Selection
 from fedbench.papers.spec import TableSpec
 from fedbench.recorders import parse
-from tests.helpers.tiers import tiered
 
 NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
 
@@ -54,9 +53,7 @@ def test_all_figures_of_the_papers_are_here() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", tiered(NAMES, quick=["fedsac_f3", "pfedsim_f1", "sosicfl_f6", "fedrema_f3", "fedcollab_f5"])
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "load", None, raising=False)
     found = planned(name, "quick", tmp_path)

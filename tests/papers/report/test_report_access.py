@@ -10,7 +10,6 @@ import pytest
 
 from fedbench.papers import standings
 from fedbench.papers.report import build_page
-from tests.helpers.tiers import tiered
 from tests.papers.report import browsing
 from tests.papers.report.browsing import table
 
@@ -47,9 +46,7 @@ CASES = [(*look, view) for view in VIEWS for look in LOOKS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("width", "scheme", "view"), tiered(CASES, CASES[:1]), ids=lambda each: getattr(each, "__name__", str(each))
-)
+@pytest.mark.parametrize(("width", "scheme", "view"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}
     for page in browsing.opened(browser, results, viewport=size, color_scheme=scheme, reduced_motion="reduce"):

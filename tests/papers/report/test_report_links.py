@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.helpers.tiers import sampled, tiered
 from tests.papers.report import browsing
 from tests.papers.report.browsing import shown, table
 
@@ -48,7 +47,7 @@ ADDRESSES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", tiered(ADDRESSES, quick=[*ADDRESSES[1:3], ADDRESSES[4]]))
+@pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: Path, address: str) -> None:
     for page in browsing.opened(browser, results, address):
         page.wait_for_selector("html[data-ready]", state="attached")
@@ -67,7 +66,7 @@ def test_an_ordinary_link_changes_no_choice(browser: Any, results: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(["table-hostile", "paper-fedcollab"], every=2))
+@pytest.mark.parametrize("name", ["table-hostile", "paper-fedcollab"])
 def test_the_link_of_a_part_opens_it_and_leads_there(browser: Any, results: Path, name: str) -> None:
     for page in browsing.opened(browser, results, f"#{name}", viewport={"width": 900, "height": 400}):
         page.wait_for_function(f"() => document.getElementById('{name}').getBoundingClientRect().top < innerHeight")
