@@ -253,7 +253,7 @@ def prose(text: str) -> str:
             end = "" if len(line) >= WRAPPED else "\\"
             lines.append(f"{start}{escaped(line.removeprefix('- '))}{end}")
         lines[-1] = lines[-1].removesuffix("\\") + "\n"
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\\\n- ", "\n- ")  # a paragraph or an item ends before an item
 
 
 def options(name: str, cls: type, presets: Sequence[str]) -> list[Any]:

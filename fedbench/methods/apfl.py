@@ -1,12 +1,19 @@
 """APFL: Deng et al., Adaptive Personalized Federated Learning, 2020.
 
-Client i keeps v_i and is scored on v^ = alpha_i v_i + (1 - alpha_i) w. Algorithm 1, on each mini-batch: w <- w - eta
-grad f(w), v_i <- v_i - eta alpha_i grad f(v^), both gradients at the old values; the server averages w. Adaptive:
-alpha_i loses alpha_lr <grad f(v^), v_i - w>, kept in [0, 1]; once a round, before the other steps.
-Deviations: averages are by n_i / n (the paper: uniform); a protocol's clipping is of both gradients' joint norm. The
-authors' code (FedTorch) mixes the logits of v_i and w, not their weights, steps w before it takes v_i's gradient, alpha
-after the steps of a round's first mini-batch, and has an extra .02 alpha in alpha's gradient: all left out.
-Batch normalisation: w's running statistics are shared; v^ has its own, private and not mixed.
+Client i keeps a personal model v_i. It is scored on the mixture v^ = alpha_i v_i + (1 - alpha_i) w with the global
+model w. Algorithm 1 takes two steps on each mini-batch, w <- w - eta grad f(w) and v_i <- v_i - eta alpha_i grad f(v^).
+Both gradients are taken at the old values. The server averages w.
+With `alpha_lr` alpha adapts: once a round, before the other steps, alpha_i loses alpha_lr <grad f(v^), v_i - w> and is
+clipped to [0, 1].
+
+Deviations:
+- Averages are weighted by n_i / n. The paper's are uniform.
+- A protocol's gradient clipping applies to the joint norm of both gradients.
+
+The authors' code (FedTorch) differs from the paper in four ways, and none of them is followed. It mixes the logits of
+v_i and w instead of their weights. It steps w before it takes v_i's gradient. It steps alpha after the steps of a
+round's first mini-batch. It adds .02 alpha to alpha's gradient.
+Batch normalisation: w's running statistics are shared. v^ has its own; they are private and not mixed.
 """
 
 from __future__ import annotations
@@ -37,8 +44,8 @@ class APFL(Method):
     Upload: * [...], w
     """
 
-    alpha: float = share(0.5)  # share of the local model (at first, where it adapts)
-    alpha_lr: float | None = positive(None)  # rate at which alpha adapts; null: it stays
+    alpha: float = share(0.5)  # share of the local model; its first value if alpha adapts
+    alpha_lr: float | None = positive(None)  # learning rate of alpha; null: alpha stays constant
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Deng et al., 2020"

@@ -1,16 +1,19 @@
 """APPLE: Luo & Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, IJCAI 2022.
 
-Client k owns a core model c_k, which it sends, and directed relationships p^k [N], which it keeps, at first
-p^0 = n_j / n and then any numbers. It receives all core models, and its personal model is w = sum_j p^k_j c_j. Local
-steps are on c_k and p^k together, by the gradient through w of F_k(w) + lambda(r) mu / 2 |p^k - p^0|^2, the others'
-cores as received. Over the first L of the rounds lambda falls from 1, as .001^(r / L) or as the half of a cosine; then
-it is 0. No server computes anything.
-The authors' code has mu for mu / 2, and cores that start from different draws (`apart`): their mean is then a much
-smaller network. A step on c_k carries p^k_k, and one on w its square; PFLlib multiplies the rate by N instead, and
-takes means over entries for p's gradient: not offered. Nor is a limit on the cores that a client receives.
-Deviation: p^k steps by the protocol's optimiser, its gradient scaled by `p_lr` over that one's rate, so that SGD steps
-at `p_lr`. N models come down: for few clients. A client is sent its number, and p^0.
-Batch normalisation: cores have no running statistics; w has its own, which stay on the client.
+Client k owns a core model c_k, which it sends, and directed relationships p^k [N], which it keeps. p^k starts at p^0 =
+n_j / n and may take any value. The client receives all core models; its personal model is w = sum_j p^k_j c_j. Local
+steps train c_k and p^k together by the gradient, through w, of F_k(w) + lambda(r) mu / 2 |p^k - p^0|^2. The other
+clients' cores stay as received. Over the first L of the rounds lambda falls from 1, as .001^(r / L) or as half a
+cosine. After that it is 0. The server only stores the cores.
+
+The authors' code has mu in place of mu / 2. Its cores start from different random draws (`apart`), so the weights of
+their mean are much smaller than those of one network. The gradient of c_k has the factor p^k_k, so a step on c_k moves
+w by its square. PFLlib multiplies the learning rate by N to compensate, and uses means over entries in p's gradient.
+Neither is offered here, nor is a limit on the number of cores that a client receives.
+Deviation: p^k is stepped by the protocol's optimiser. Its gradient is scaled by `p_lr` over the optimiser's rate, so
+plain SGD steps at `p_lr`.
+Each client downloads N models, so the method suits few clients. It also receives its own number and p^0.
+Batch normalisation: cores have no running statistics. w has its own, which stay on the client.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ LAST = 1e-3  # epsilon: lambda at the end of the exponential schedule
 
 @dataclass(frozen=True)
 class APPLE(Method):
-    """A core model on each client, and learned weights of everybody's in its own model.
+    """A core model on each client, and a personal model that is a learned combination of all cores.
 
     Server: core/* [N, ...], c_j
     Memory: * [N, ...] if batch normalisation, w's statistics; moved [N, N], p^k - p^0
@@ -43,11 +46,11 @@ class APPLE(Method):
     Upload: * [...], c_k
     """
 
-    p_lr: float = at_least(0, 0.001)  # rate of p
+    p_lr: float = at_least(0, 0.001)  # learning rate of p
     mu: float = at_least(0, 0.1)  # weight of the pull to p^0
-    pulled: float = share(0.1)  # L, share of the rounds with that pull
-    schedule: str = one_of("exponential", "cosine")  # of its weight
-    apart: bool = False  # true: core models start from different draws (code)
+    pulled: float = share(0.1)  # L, the share of the rounds that have the pull
+    schedule: str = one_of("exponential", "cosine")  # how the pull's weight lambda falls
+    apart: bool = False  # true: core models start from different random draws, as in the code
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Luo & Wu, IJCAI 2022"

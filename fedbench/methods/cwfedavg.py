@@ -1,16 +1,23 @@
 """cwFedAvg: Lee & Choi, Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025.
 
-One global model a class. Client i counts in class j's by n_i p_ij, p_i its distribution of classes:
-w^j = sum_i n_i p_ij w_i / sum_i n_i p_ij, and client i starts from its own mixture of them, sum_j p_ij w^j. p_i is not
-asked for but read off the output layer: p~_ij = ||v_ij||_2 / sum_k ||v_ik||_2, v_ij the weights into class j. A weight
-distribution regulariser keeps it near p_i: client i minimises F_i(w) + lambda / 2 ||p_i - p~_i||_2.
-As the README of the authors' code runs it, the output layer alone is class-wise and the layers below are averaged by
-n_i / n, lambda is 10; its second command has all layers class-wise (preset `cwfedavg_all`). `distribution: empirical`,
-a switch of that code, has the server use p_i itself. We know only the abstract of the paper. The description follows
-the code, serveravgCW.py and clientavgCW.py, and there is no preset of the text.
-Deviations: the code's clients mix with the norms of the model that they hold, which for one that was away is its last
-upload's here too; it needs all clients in every round. A class that no client of the round has keeps its model
-(`empirical` alone; the code divides by zero).
+There is one global model for each class. Client i counts in the model of class j with weight n_i p_ij, where p_i is its
+distribution of classes: w^j = sum_i n_i p_ij w_i / sum_i n_i p_ij. It starts from its own mixture of them, sum_j p_ij
+w^j. The server estimates p_i from the output layer: p~_ij = ||v_ij||_2 / sum_k ||v_ik||_2, where v_ij are the weights
+into class j. A weight distribution regulariser keeps p~_i near p_i: client i minimises F_i(w) + lambda / 2 ||p_i -
+p~_i||_2.
+
+The default is the first command in the README of the authors' code: only the output layer is class-wise, the layers
+below are averaged by n_i / n, and lambda is 10. The second command makes all layers class-wise (preset `cwfedavg_all`).
+With `distribution: empirical`, a switch of that code, the server uses p_i itself.
+We know only the abstract of the paper. The description follows the code, serveravgCW.py and clientavgCW.py, and no
+preset follows the text.
+
+Deviations:
+- The code needs all clients in every round, and a client mixes with the norms of the model that it holds. Here the
+  norms of a client that is not drawn are those of its last upload.
+- A class that no client of the round has keeps its model. This can happen only with `empirical`, where the code divides
+  by zero.
+
 Batch normalisation: affine parameters and running statistics are averaged as their layers are, class-wise or not.
 """
 
@@ -37,7 +44,7 @@ OUTPUT = "head.weight"  # [K, d], the weights of every network's last layer
 
 @dataclass(frozen=True)
 class CwFedAvg(Method):
-    """One average a class of the class-wise leaves, which each client mixes by its own classes.
+    """Class-wise leaves have an average for each class, and each client mixes them by its own classes.
 
     Server: body/* [...] if some leaves are not class-wise; classes/* [K, ...]; p [N, K]
     Memory: own/shares [N, K]
@@ -45,9 +52,9 @@ class CwFedAvg(Method):
     Upload: * [...]
     """
 
-    lam: float = at_least(0, 10.0)  # lambda, weight of the distance between p_i and what the output layer says
-    classwise: tuple[str, ...] = selectors(("@head",), may_be_empty=True)  # leaves averaged class by class
-    distribution: str = one_of("approximated", "empirical")  # what the server mixes by: p~ or p
+    lam: float = at_least(0, 10.0)  # lambda, weight of the distance between p_i and its estimate p~_i
+    classwise: tuple[str, ...] = selectors(("@head",), may_be_empty=True)  # leaves that have an average for each class
+    distribution: str = one_of("approximated", "empirical")  # the server mixes by "approximated" p~ or "empirical" p
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Lee & Choi, ICCV 2025"

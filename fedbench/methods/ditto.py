@@ -1,10 +1,11 @@
 """Ditto: Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021.
 
-Algorithm 1: beside its share in FedAvg's global model w, client k keeps v_k and minimises
-h_k(v_k; w^t) = F_k(v_k) + lambda/2 ||v_k - w^t||^2 (Eq. Ditto); v_k is what is scored.
-Deviation: v_k takes the protocol's local steps, by its optimiser, on the mini-batches that w had (`personal_epochs`:
-more or fewer), not s plain gradient steps.
-Batch normalisation: w and v_k have statistics of their own; w's are averaged, v_k's stay; lambda's term has neither.
+Algorithm 1: client k takes part in FedAvg, which trains the global model w. It also keeps a personal model v_k and
+minimises h_k(v_k; w^t) = F_k(v_k) + lambda/2 ||v_k - w^t||^2 (Eq. Ditto). v_k is scored.
+Deviation: v_k takes the protocol's local steps, with its optimiser, on the same mini-batches as w; `personal_epochs`
+sets another number of epochs. The paper takes s plain gradient steps.
+Batch normalisation: w and v_k have their own running statistics. Those of w are averaged and those of v_k stay on the
+client. lambda's term includes neither.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
 """FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023.
 
-Algorithm 1, lines 6 to 16: a client starts from w = w^k + (w^g - w^k) * A in the top layers, w^k its last local model,
-w^g the received one, A a weight in [0, 1] for each entry, at first 1; below them w = w^g. Before it trains, and before
-it is scored, it learns A on s % of its samples, all else held: A <- clip(A - eta dF/dw * (w^g - w^k), 0, 1). The server
-averages as FedAvg does.
-Deviations: learning takes `start_epochs` in the second round and one in later ones, also where it is a client's first;
-the authors' first goes on until the standard deviation of the losses of its last ten epochs is below a threshold (.01
-by their README, .1 in their code): no less than 11. Of each mini-batch the first s % are learned from; the authors draw
-a contiguous stretch of the samples in each round. A client outside a round forgets the A and the mixture that it is
-scored with; theirs keeps both, the mixture as its local model.
-Batch normalisation: running statistics stay local, as in the authors' code; learning A does not move them.
+Algorithm 1, lines 6 to 16: in the top layers a client starts from w = w^k + (w^g - w^k) * A, where w^k is its last
+local model, w^g the received model, and A has a weight in [0, 1] for each entry. A starts at 1. In the layers below, w
+= w^g. Before a client trains, and before it is scored, it learns A on s % of its samples and keeps all else fixed: A <-
+clip(A - eta dF/dw * (w^g - w^k), 0, 1). The server averages as FedAvg does.
+
+Deviations:
+- A is learned for `start_epochs` epochs in the second round and for one epoch in later rounds, even if a later round is
+  the client's first. The authors' first learning continues until the standard deviation of the losses of its last ten
+  epochs is below a threshold (.01 in their README, .1 in their code), so it takes at least 11 epochs.
+- A is learned from the first s % of each mini-batch. The authors draw a contiguous part of the samples in each round.
+- If a client is not drawn, the A and the mixture that it is scored with are discarded. The authors' code keeps both,
+  and the mixture becomes its local model.
+
+Batch normalisation: running statistics stay local, as in the authors' code. Learning A does not change them.
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ class FedALA(FedAvg):
     """
 
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
-    top: tuple[str, ...] = selectors(("@head",), among="weights")  # where A is learned, see Task.select
-    eta: float = at_least(0, 1.0)  # rate at which A learns
-    samples: float = share(0.8, above=True)  # s, share of the samples it learns from
-    start_epochs: int = at_least(1, 11)  # epochs on A in the second round; later one
+    top: tuple[str, ...] = selectors(("@head",), among="weights")  # leaves that have an A, see Task.select
+    eta: float = at_least(0, 1.0)  # learning rate of A
+    samples: float = share(0.8, above=True)  # s, the share of the samples that A is learned from
+    start_epochs: int = at_least(1, 11)  # epochs of learning A in the second round; later rounds have one
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., AAAI 2023"

@@ -1,16 +1,19 @@
 """FedAMP: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021.
 
-Algorithm 1. Client i trains its own model from where it left it, w_i <- argmin F_i(w) + lambda / (2 alpha) |w - u_i|^2.
-Server: u_i = sum_j xi_ij w_j. `attention`:
-- "cosine" (HeurFedAMP, the paper's form for deep networks): xi_ii = `self_weight`,
-  xi_ij = (1 - xi_ii) e^(sigma cos(w_i, w_j)) / sum_{h != i} e^(sigma cos(w_i, w_h));
-- "distance" (FedAMP): xi_ij = alpha A'(|w_i - w_j|^2), xi_ii = 1 - sum_{j != i} xi_ij, with
-  A(x) = 1 - e^(-x / sigma). Deviation: where alpha is so large that xi_ii would be negative (the paper excludes it),
-  the others' weights are scaled to sum to 1.
-Defaults are those of pFedGraph's code, which made FedSaC's row too: cosine with sigma 10 and xi_ii .3, lambda 1,
-alpha 1; but its cosines are of updates (`similarity`), and no client is pulled in the first round, when u_i is the
-initial model (`from_round: 1`). What is scored is w_i, which stays on the client.
-Batch normalisation: statistics are the client's own; they are in no distance.
+Algorithm 1. Client i continues to train its own model, w_i <- argmin F_i(w) + lambda / (2 alpha) |w - u_i|^2, where the
+server gives u_i = sum_j xi_ij w_j. w_i is scored and stays on the client. `attention` sets the weights:
+
+- "cosine" (HeurFedAMP, the paper's form for deep networks): xi_ii = `self_weight`, xi_ij = (1 - xi_ii) e^(sigma
+  cos(w_i, w_j)) / sum_{h != i} e^(sigma cos(w_i, w_h)).
+- "distance" (FedAMP): xi_ij = alpha A'(|w_i - w_j|^2) and xi_ii = 1 - sum_{j != i} xi_ij, with A(x) = 1 - e^(-x /
+  sigma).
+
+Deviation: if alpha is so large that xi_ii of "distance" would be negative, the others' weights are scaled to sum to 1.
+The paper excludes such an alpha.
+The defaults are those of pFedGraph's code, which also produced FedSaC's row: cosine with sigma 10 and xi_ii .3, lambda
+1 and alpha 1. Two settings of that code are not the defaults: its cosines are between updates (`similarity`), and no
+client is pulled in the first round, when u_i is the initial model (`from_round: 1`).
+Batch normalisation: statistics are the client's own. No distance or cosine includes them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ OF_COSINE = ("self_weight", "similarity")  # fields that attention "distance" do
 
 @dataclass(frozen=True)
 class FedAMP(Mixing):
-    """Personal models, each pulled towards a mixture of those like it.
+    """Personal models, each pulled towards a mixture of similar models.
 
     Server: model/* [N, ...], u_i; W [N, N], Xi; initial/* [...]
     Memory: * [N, ...], w_i
@@ -50,10 +53,10 @@ class FedAMP(Mixing):
     sigma: float = positive(10.0)  # sharpness of "cosine", width of "distance"
     attention: str = one_of("cosine", "distance")
     self_weight: float = share(0.3)  # xi_ii of "cosine"
-    # cosines of "parameters", or of "updates" since the initial model
+    # what "cosine" compares: "parameters", or "updates" since the initial model
     similarity: str = one_of("parameters", "updates")
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
-    from_round: int = added(at_least(0, 0))  # first round with the pull, from 0
+    from_round: int = added(at_least(0, 0))  # first round with the pull, counted from 0
 
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
 

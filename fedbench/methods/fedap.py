@@ -1,14 +1,19 @@
 """f-FedAP: Lu et al., Personalized Federated Learning with Adaptive Batchnorm for Healthcare, IEEE T. Big Data 2022.
 
-The variant of FedAP without a pre-trained model: FedBN for `warmup` of the rounds, then fixed weights from the clients'
-batch-normalisation statistics. With mean mu and deviation sigma of layer l's inputs, the distance of two clients is
-d_ij = sum_l sqrt(|mu_il - mu_jl|^2 + |sigma_il - sigma_jl|^2) (2-Wasserstein between normal distributions, a layer),
-W_ii = mu and W_ij = (1 - mu) d_ij^-1 / sum_{h != i} d_ih^-1.
-From then on client i receives sum_j W_ij theta_j over all clients' latest models, selected or not. pFedSim's
-Appendix sets warmup and mu to .5. Deviations: the warm-up averages by n_k / n (the authors count clients alike); the
-statistics behind d are the running ones, uploaded in each warm-up round (the authors' code and FL-bench's take those of
-the layers' inputs over each client's training samples after the warm-up); a network without batch normalisation is
-compared by its features' mean and variance before the classifier, over the client's training samples.
+This is the variant of FedAP without a pre-trained model. `warmup` of the rounds are FedBN. Then the weights between
+clients are fixed, from the clients' batch-normalisation statistics. mu_il and sigma_il are the mean and deviation of
+the inputs of client i's layer l. The distance of two clients is d_ij = sum_l sqrt(|mu_il - mu_jl|^2 + |sigma_il -
+sigma_jl|^2), the 2-Wasserstein distance of normal distributions, summed over layers. The weights are W_ii = mu and W_ij
+= (1 - mu) d_ij^-1 / sum_{h != i} d_ih^-1. From then on client i receives sum_j W_ij theta_j over the latest models of
+all clients, selected or not. pFedSim's appendix sets warmup and mu to .5.
+
+Deviations:
+- The warm-up averages by n_k / n. The authors count clients equally.
+- d uses the running statistics that clients upload in each warm-up round. The authors' code and FL-bench's use the
+  statistics of the layers' inputs over each client's training samples after the warm-up.
+- Clients of a network without batch normalisation are compared by the mean and variance of their features before the
+  classifier, over their training samples.
+
 Batch normalisation: affine parameters and running statistics are private throughout.
 """
 
@@ -44,7 +49,7 @@ class FedAP(ModelStore):
     Upload: * [...]; statistics/** if warm-up
     """
 
-    warmup: float = share(0.5)  # share of the rounds that are FedBN's
+    warmup: float = share(0.5)  # share of the rounds that run FedBN
     momentum: float = share(0.5)  # mu, weight of the client's own model
     private: tuple[str, ...] = selectors(("@norm",), may_be_empty=True)
 

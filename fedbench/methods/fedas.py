@@ -1,16 +1,22 @@
 """FedAS: Yang et al., FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
 
-FedPer with two additions. Alignment: before it trains, a client with its previous model takes the mean feature of each
-own class, p_c, and moves the received body, alone, by SGD on sum_c mean_i |f(x_i) - p_c|^2 / d over the classes and
-their samples in a mini-batch; then body and head train together. Weights: after training, T_k = sum over mini-batches
-of |gradient of the mean loss|^2 over all weights, in evaluation mode, the trace of an empirical Fisher matrix; the
-server's body is sum_k T_k / sum_j T_j w_k over the round's clients. Scored: the model that the client trained last.
-The authors' published code aligns one body for all clients of a round, so that each begins where the one before it
-ended (PFLlib's did so too); here each begins with the received one. T_k grows with the number of mini-batches, in the
-code as here, so that larger clients count more.
-Deviations: alignment has the protocol's mini-batches, not 16 samples; those of T_k are in the order of the data.
-Batch normalisation: affine parameters and running statistics below the head are shared (the code leaves statistics at
-home); alignment is in evaluation mode, as the received model is in the code, and moves none.
+FedPer with two additions.
+
+- Alignment: before training, a client computes the mean feature p_c of each of its classes with its previous model. It
+  then moves only the received body, by SGD on sum_c mean_i |f(x_i) - p_c|^2 / d over the classes and their samples in a
+  mini-batch. Then body and head train together.
+- Weights: after training, T_k = sum over mini-batches of |gradient of the mean loss|^2 over all weights, in evaluation
+  mode. It is the trace of an empirical Fisher matrix. The server's body is sum_k T_k / sum_j T_j w_k over the round's
+  clients.
+
+The model that the client trained last is scored.
+The authors' published code aligns one body for all clients of a round, so each client starts from the body that the
+client before it aligned. An earlier version of PFLlib does so too. Here each client starts from the received body. T_k
+grows with the number of mini-batches, here as in the code, so larger clients have more weight.
+Deviations: alignment uses the protocol's mini-batches, not mini-batches of 16 samples. The mini-batches of T_k follow
+the order of the data.
+Batch normalisation: affine parameters and running statistics below the head are shared; in the code statistics stay on
+the client. Alignment runs in evaluation mode and moves no statistics, as the received model does in the code.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from fedbench.models.task import Task, gradient
 
 @dataclass(frozen=True)
 class FedAS(FedPer):
-    """FedPer whose bodies are aligned before training, and weighed by their Fisher information after it.
+    """FedPer whose bodies are aligned before training and weighted by their Fisher information after it.
 
     Server: * [...], the body
     Memory: own/* [N, ...], the last trained model
@@ -44,9 +50,9 @@ class FedAS(FedPer):
     Upload: * [...], the body; fisher [], T_k
     """
 
-    align_epochs: int = at_least(0, 1)  # of the received body, before training
-    align_lr: float = positive(0.01)  # its rate, by plain SGD
-    fisher_batch: int = at_least(1, 16)  # samples of a mini-batch of T_k
+    align_epochs: int = at_least(0, 1)  # epochs of aligning the received body before training
+    align_lr: float = positive(0.01)  # learning rate of the alignment, which is plain SGD
+    fisher_batch: int = at_least(1, 16)  # mini-batch size of T_k
 
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
     unfit: ClassVar[Mapping[str, str]] = {

@@ -1,9 +1,10 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
 Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
-the model: those stay on their clients. Of clients of several modalities a leaf is averaged over those that have it.
-Deviation: n is of the round's clients, whose shares sum to one, and local steps are the protocol's optimiser's, which
-need not be plain gradient steps.
+the model: private leaves stay on their clients. With clients of several modalities each leaf is averaged over the
+clients that have it.
+Deviations: n counts the samples of the round's clients, so the weights sum to one. Local steps are those of the
+protocol's optimiser, which need not be plain gradient steps.
 Batch normalisation: affine parameters and running statistics are averaged like all other leaves that are not private.
 """
 

@@ -1,9 +1,10 @@
 """FedBABU: Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 
-Algorithm 1: the head stays as it was drawn, the same on every client, for the whole of training; clients train and
-the server averages (by n_k / n) the body alone. A client is scored after fine-tuning the received model for tau_f
-epochs (body and head together); the tuned model is discarded. The head is never sent: all draw it from a common
-seed. Batch normalisation: affine parameters and running statistics are the body's, shared.
+Algorithm 1: the head keeps its initial weights during all of training, and they are the same on every client. Clients
+train the body alone, and the server averages it by n_k / n. A client fine-tunes the received model for tau_f epochs
+(body and head together) before it is scored, and discards the tuned model. The head is never sent, because all clients
+draw it from a common seed.
+Batch normalisation: affine parameters and running statistics belong to the body and are shared.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """A body trained under a frozen head; fine-tuned before scoring.
+    """A body trained under a frozen head; the model is fine-tuned before scoring.
 
     Server: body/* [...]; head/* [...], as drawn
     Memory: * [N, ...], the same head

@@ -1,10 +1,10 @@
 """FedBN: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
 
-Algorithm 1: all layers but batch normalisation are averaged. Private are its affine parameters **and** running
-statistics, as in the authors' code and in FL-bench: after three rounds of full batches from the same weights ours and
-FL-bench's models agree to 1e-7. (FL-bench leaves out a last mini-batch of one sample; here it is trained on, and moves
-the statistics.) On a network without batch normalisation it would be FedAvg, and is refused.
-Deviation: averages are by n_k / n, as FedAvg's; the authors count clients alike.
+Algorithm 1: all layers but batch normalisation are averaged. Its affine parameters **and** running statistics are
+private, as in the authors' code and in FL-bench. After three rounds of full batches from the same weights our models
+and FL-bench's agree to 1e-7. FL-bench leaves out a last mini-batch of one sample; here it is trained on, and moves the
+statistics. A network without batch normalisation is refused, because FedBN would be FedAvg on it.
+Deviation: averages are weighted by n_k / n, as in FedAvg. The authors count clients equally.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedbench.methods.fedavg import FedAvg
 class FedBN(FedAvg):
     """FedAvg of everything but batch normalisation."""
 
-    # @stats: running statistics alone, affine parameters averaged
+    # @stats: only running statistics are private, affine parameters are averaged
     private: tuple[str, ...] = selectors(("@norm",))
 
     family: ClassVar[str] = "personalised"

@@ -1,15 +1,21 @@
 """FedCAC: Wu et al., Bold but Cautious: Unlocking the Potential of Personalized Federated Learning [...], ICCV 2023.
 
-After local training from w_0 to w an entry's criticality is |(w - w_0) w|; in each tensor the share tau of highest
-criticality is critical. Q^k marks client k's critical entries; clients overlap by
-O_kl = 1 - |Q^k - Q^l|_1 / (2 |Q^k|_1). In round t = 1, 2, ... the server averages client k with all l of
-O_kl >= mean O + t / beta (max O - mean O), mean and maximum over pairs k != l, into u^k, and all clients by n_k into
-w^g. The next round starts from u^k in the critical entries and from w^g in the others. Past round beta a client's
-critical entries are its own, unless all overlaps are equal, as those of two clients are.
-As in the authors' code (Fling) u^k is a plain mean, and an entry without any criticality is not critical. Deviations:
-up to 1e-10 it has none, so that rounding does not decide (their code: 1e-20, and where no entry moved all are
-critical); of a client that does not take part u^k and Q^k stay (their code: all take part). Two models come down, w^g
-and u^k; an entry of Q^k crosses as a byte.
+After local training from w_0 to w the criticality of an entry is |(w - w_0) w|. In each tensor the share tau of entries
+with the highest criticality is critical. Q^k marks client k's critical entries. Two clients overlap by O_kl = 1 - |Q^k
+- Q^l|_1 / (2 |Q^k|_1).
+In round t = 1, 2, ... the server averages client k with all clients l of O_kl >= mean O + t / beta (max O - mean O)
+into u^k, where mean and maximum are over pairs k != l. It averages all clients by n_k into w^g. The next round starts
+from u^k in the critical entries and from w^g in the others. After round beta a client does not share its critical
+entries, unless all overlaps are equal, as with two clients.
+
+As in the authors' code (Fling) u^k is a plain mean, and an entry of zero criticality is not critical.
+
+Deviations:
+- Criticality up to 1e-10 counts as zero, so that rounding does not decide. Their code's limit is 1e-20, and where no
+  entry moves all entries are critical.
+- u^k and Q^k of a client that does not take part stay as they are. In their code all clients take part.
+
+A client downloads two models, w^g and u^k. It uploads Q^k with one byte for each entry.
 Batch normalisation: running statistics stay local, as in the authors' code.
 """
 
@@ -29,12 +35,12 @@ from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.methods.parts.mixing import Mixing
 from fedbench.models.task import Task
 
-ZERO = 1e-10  # criticality up to which an entry has none
+ZERO = 1e-10  # criticality up to this counts as zero
 
 
 @dataclass(frozen=True)
 class FedCAC(Mixing):
-    """Critical entries from clients with like ones, all others from the global model.
+    """Critical entries come from clients with similar critical entries, all others from the global model.
 
     Server: model/* [N, ...], u^k; common/* [...], w^g; W [N, N]
     Memory: * [N, ...] if private; critical/* [N, ...], Q^k
@@ -44,7 +50,7 @@ class FedCAC(Mixing):
 
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
     tau: float = share(0.5)  # share of critical entries in a tensor
-    beta: float = positive(100.0)  # round after which nobody shares critical entries
+    beta: float = positive(100.0)  # round after which clients do not share critical entries
 
     paper: ClassVar[str] = "Wu et al., ICCV 2023"
 

@@ -1,21 +1,33 @@
 """FedCCFA: Chen et al., Classifier Clustering and Feature Alignment under Distributed Concept Drift, NeurIPS 2024.
 
-A round of client i: (1) a balanced classifier, for comparison alone: from the initial classifier, under the received
-extractor, on as many samples of each of its classes, at most five; (2) its own classifier under the fixed extractor;
-(3) the extractor under the fixed classifier on F_i + H_i / gamma CE(cos(f(x), a_i) / tau, y), H_i the entropy of its
-labels (natural logarithm) and a_i,k its anchors; (4) its mean features of each class, m_i,k.
-Server: extractors by n_i / n. For each class k by itself, two clients are as far apart as MADD says of the cosines of
-their balanced classifiers' rows (weights and bias), sum_z |cos(i, z) - cos(j, z)| / (C - 2) over the others z; DBSCAN
-with no noise, that is chains of distances up to eps, groups them; in a group row k of the classifiers and m_k are
-averaged, and are each member's next classifier and anchor.
-Only the abstract of the paper was at hand: what is above is the authors' code, entities/ and methods/FedCCFA.py, with
-its config file's values, and there is no preset of the text. As in the code, a client's first classifier is its
-balanced one, anchors count from the 21st round, and averages are of clients alike or by samples (`weighting`).
-Deviations: the code needs samples of every class on every client; here a class is compared among the clients of the
-round that have it, others keep their row, and a class without an anchor is in no alignment. Balanced samples are the
-first of a class, not drawn; all make one step an epoch (the code: of 64, so for up to twelve classes the same). Two
-clients alone are one group (the code divides by zero). The concept drift of its experiments is not built.
-Batch normalisation: affine parameters and running statistics are the extractor's; (1) and (4) use the running ones.
+A round of client i has four steps:
+
+- (1) A balanced classifier, used only for comparison. It starts from the initial classifier and trains under the
+  received extractor on equally many samples of each of the client's classes, at most five.
+- (2) The client's own classifier trains under the fixed extractor.
+- (3) The extractor trains under the fixed classifier on F_i + H_i / gamma CE(cos(f(x), a_i) / tau, y). H_i is the
+  entropy of the client's labels (natural logarithm) and a_i,k are its anchors.
+- (4) The client computes its mean features of each class, m_i,k.
+
+The server averages extractors by n_i / n. It treats each class k separately. The distance of two clients is MADD of the
+cosines of their balanced classifiers' rows (weights and bias), sum_z |cos(i, z) - cos(j, z)| / (C - 2) over the other
+clients z. DBSCAN without noise groups the clients: it joins chains of distances up to eps. In each group row k of the
+classifiers and m_k are averaged. The averages are each member's next classifier row and anchor.
+
+We know only the abstract of the paper. The description follows the authors' code, entities/ and methods/FedCCFA.py,
+with the values of its config file. No preset follows the text. As in the code, a client's first classifier is its
+balanced one, anchors count from the 21st round, and averages count clients equally or by samples (`weighting`).
+
+Deviations:
+- The code needs samples of every class on every client. Here a class is compared among the clients of the round that
+  have it. The other clients keep their row, and a class without an anchor takes no part in the alignment.
+- Balanced samples are the first of a class; the code draws them. All of them make one step an epoch. The code has
+  mini-batches of 64, which is the same for up to twelve classes.
+- Two clients alone are one group. The code divides by zero.
+- The concept drift of its experiments is not built.
+
+Batch normalisation: affine parameters and running statistics belong to the extractor. Steps (1) and (4) use the running
+statistics.
 """
 
 from __future__ import annotations
@@ -46,7 +58,7 @@ NEVER = -1e30  # score of a class without an anchor
 
 @dataclass(frozen=True)
 class FedCCFA(Method):
-    """A shared extractor aligned to anchors; classifiers averaged class by class among clients with like ones.
+    """A shared extractor aligned to anchors; each class's classifier rows are averaged among clients with similar ones.
 
     Server: body/* [...]; initial/* [...]; heads/* [N, ...]; classes/anchors [N, K, d]; classes/known [N, K]
     Memory: own/entropy [N]
@@ -54,16 +66,16 @@ class FedCCFA(Method):
     Upload: body/* [...]; heads/* [...]; balanced/* [...]; sums [K, d]; counts [K]
     """
 
-    eps: float = at_least(0, 0.1)  # distance up to which two clients' classifiers of a class are one group's
-    gamma: float = positive(20.0)  # divides the entropy of a client's labels, the weight of its alignment
+    eps: float = at_least(0, 0.1)  # clients whose classifier rows are at most this far apart are in one group
+    gamma: float = positive(20.0)  # the weight of a client's alignment is the entropy of its labels over gamma
     tau: float = positive(0.1)  # temperature of the cosines
     from_round: int = at_least(0, 20)  # first round with alignment, counted from 0
-    weighting: str = one_of("clients", "samples")  # in a group: clients alike, or by their samples of the class
-    balanced_epochs: int = at_least(0, 5)  # 0: the trained classifiers are compared
-    balanced_lr: float = positive(0.1)
-    classifier_epochs: int = at_least(0, 1)
-    classifier_lr: float = positive(0.1)
-    extractor_epochs: int | None = at_least(0, None)  # null: the protocol's local work
+    weighting: str = one_of("clients", "samples")  # averages in a group count "clients", or "samples" of the class
+    balanced_epochs: int = at_least(0, 5)  # epochs of the balanced classifier; 0: the trained classifiers are compared
+    balanced_lr: float = positive(0.1)  # learning rate of the balanced classifier
+    classifier_epochs: int = at_least(0, 1)  # epochs of the client's own classifier
+    classifier_lr: float = positive(0.1)  # its learning rate
+    extractor_epochs: int | None = at_least(0, None)  # epochs of the extractor; null: the protocol's local work
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen et al., NeurIPS 2024"

@@ -1,17 +1,23 @@
 """FedCP: Zhang et al., Separating Feature Information for Personalized FL via Conditional Policy, KDD 2023.
 
-A policy network P splits each sample's features z = f(x) between the client's own head h_i and the received one, h:
-logits h_i(r z) + h((1 - r) z), where r and 1 - r [d] are a softmax over two values for each feature. These are
-relu(LayerNorm(linear(z v_i / |v_i|))), reshaped to [2, d], plus Gumbel noise in training; v_i is the sum of the rows of
-h_i's weight at the start of the round (of several layers: of their product). Client i minimises
-CE + lambda MMD(z, f_received(x)) over f, h_i and P, with the kernels sum_a exp(-|z - z'|^2 / (2 a)), a 10, 15, 20 and
-50, over all pairs of a mini-batch. It uploads f, P and (h_i + h) / 2, which are averaged by n_i / n; h_i stays.
-Read in the authors' code. Deviations from it: clients are scored without noise (the code draws it there too, so scores
-are random); v_i is of h_i in the first round too (the code: uniform noise); noise is drawn for `noise` samples a step
-and used again in a larger mini-batch; a client that is not drawn is scored with the newest h and P (the code: with
-those of its last round).
-Batch normalisation: parameters and statistics below the head are shared; the received f runs in evaluation mode (the
-code: in training mode, by the mini-batch's statistics).
+A policy network P splits each sample's features z = f(x) between the client's own head h_i and the received head h. The
+logits are h_i(r z) + h((1 - r) z). r and 1 - r [d] are a softmax over two values for each feature. These values are
+relu(LayerNorm(linear(z v_i / |v_i|))), reshaped to [2, d], plus Gumbel noise in training. v_i is the sum of the rows of
+h_i's weight at the start of the round; with several layers, of the product of their weights.
+Client i minimises CE + lambda MMD(z, f_received(x)) over f, h_i and P. The kernels are sum_a exp(-|z - z'|^2 / (2 a)),
+a 10, 15, 20 and 50, over all pairs of a mini-batch. It uploads f, P and (h_i + h) / 2, which the server averages by n_i
+/ n. h_i stays on the client.
+
+The description follows the authors' code.
+
+Deviations from the code:
+- Clients are scored without noise. The code draws it there too, so its scores are random.
+- v_i comes from h_i in the first round too. The code has uniform noise there.
+- Noise is drawn for `noise` samples a step and is reused in a larger mini-batch.
+- A client that is not drawn is scored with the newest h and P. The code uses those of the client's last round.
+
+Batch normalisation: parameters and statistics below the head are shared. The received f runs in evaluation mode. In the
+code it runs in training mode, by the mini-batch's statistics.
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ WIDTHS = (20, 30, 40, 100)  # 2 a of the kernels
 
 @dataclass(frozen=True)
 class FedCP(Method):
-    """Each sample's features go in parts to a personal and a received head.
+    """A policy network splits each sample's features between a personal and a received head.
 
     Server: * [...], the body; head/* [...]; policy/**
     Memory: * [N, ...], the own head
@@ -50,7 +56,7 @@ class FedCP(Method):
     """
 
     lam: float = at_least(0, 5.0)  # lambda, weight of the distance from the received body's features
-    noise: int = at_least(1, 32)  # samples a step that noise is drawn for
+    noise: int = at_least(1, 32)  # number of samples that noise is drawn for in each step
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., KDD 2023"

@@ -1,14 +1,17 @@
 """FedDBE: Zhang et al., Eliminating Domain Bias for Federated Learning in Representation Space, NeurIPS 2023.
 
-FedAvg with a domain bias eliminator. Client k keeps a bias z_k of the features, which is trained and never sent, and
-minimises CE(h(f(x) + z_k), y) + kappa mean_d (r - m)^2 / 2 over f, h and z_k: r is the mean feature of its samples, m
-that of all clients. r = (1 - mu) r + mu (the mini-batch's mean), from 0 at the beginning of each local work; its
-gradient goes through the newest mini-batch. Before round 1 every client does one local work without z_k and penalty;
-m is the size-weighted mean of their r and stays, and what they trained is thrown away. With mu 1 r is the mean of the
-last mini-batch alone. Scored: the received model with the own z_k.
-The authors' code gives kappa 50 and mu 1 for Fashion-MNIST on a CNN, and halves the square as here. z_k is moved by the
-protocol's optimiser; there it has plain SGD of its own. No training loss is shown, as r goes from step to step.
-Batch normalisation: running statistics are shared and averaged; m and r are of training mode.
+FedAvg with a domain bias eliminator. Client k keeps a bias z_k of the features, which it trains and never sends. It
+minimises CE(h(f(x) + z_k), y) + kappa mean_d (r - m)^2 / 2 over f, h and z_k, where r is the running mean feature of
+its samples and m the mean of all clients. r starts at 0 in each round and follows r = (1 - mu) r + mu (the mini-batch's
+mean). Its gradient goes through the newest mini-batch only. With mu 1 r is the mean of the last mini-batch alone.
+Before round 1 every client does the local work of one round without z_k and penalty. m is the size-weighted mean of
+their r and stays constant. The models that they train there are discarded. The received model with the client's own z_k
+is scored.
+
+The authors' code has kappa 50 and mu 1 for Fashion-MNIST on a CNN, and halves the square as here.
+Deviations: the protocol's optimiser moves z_k; in the code plain SGD does. No training loss is shown, because r carries
+over from step to step.
+Batch normalisation: running statistics are shared and averaged. m and r are computed in training mode.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ OWN = ("bias", "mean", "running")  # leaves beside the network's
 
 @dataclass(frozen=True)
 class FedDBE(FedAvg):
-    """FedAvg whose clients keep the bias of their features and pull the features' mean to the global mean.
+    """FedAvg whose clients keep a bias of their features and pull their features' mean to the global mean.
 
     Memory: * [N, ...] if private; bias [N, d], z_k; mean [N, d], m
     """
 
     kappa: float = at_least(0, 50.0)  # weight of the pull
-    mu: float = share(1.0, above=True)  # share of the newest mini-batch in the running mean
+    mu: float = share(1.0, above=True)  # weight of the newest mini-batch in the running mean
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"

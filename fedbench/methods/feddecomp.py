@@ -1,17 +1,25 @@
 """FedDecomp: Wu et al., Decoupling General and Personalized Knowledge in FL via Additive and Low-Rank Decomp., MM 2024.
 
-Each weight is a sum: a shared part of full rank and a personal one of low rank that never leaves its client,
-W_i = sigma + B_i A_i / r. Of a linear layer [o, d], A is [r, d] and B [o, r]; of a convolution [o, c, k, k], whose
-weights are a matrix [o k, c k], A is [r k, c k] and B [o k, r k], r the share `ratio` of o. B starts at zero, A as a
-linear layer's weights do. In a round a client trains A and B first, under the received sigma, for `personal_epochs` of
-its local epochs, then sigma under the new A and B for the rest. Biases and normalisation have no personal part.
-Defaults are the CIFAR-10 command of the README of the authors' code (40 and 0.8 are its options' defaults, for
-CIFAR-100). We know only the abstract of the paper. The description follows the code, client.py and loralib/layers.py,
-and there is no preset of the text.
-Deviations: sigma is averaged by size, over the round's clients (the code: all clients alike, also those that were not
-drawn; its clients are equally large). An epoch of the shared part is left where the protocol has too few; where it
-counts iterations, the shared part has them all. r is at least one. A grouped convolution's matrix is [o k, (c / g) k].
-Batch normalisation: affine parameters and running statistics are shared; both stages move the statistics, as in the
+Each weight is a sum W_i = sigma + B_i A_i / r of a shared part of full rank and a personal part of low rank that never
+leaves its client. For a linear layer [o, d], A is [r, d] and B is [o, r]. The weights of a convolution [o, c, k, k] are
+a matrix [o k, c k]; A is [r k, c k] and B is [o k, r k], where r is the share `ratio` of o. B starts at zero, A like
+the weights of a linear layer. Biases and normalisation have no personal part.
+In a round a client first trains A and B under the received sigma, for `personal_epochs` of its local epochs. It then
+trains sigma under the new A and B for the rest.
+
+The defaults are those of the CIFAR-10 command in the README of the authors' code. The code's option defaults, 40 and
+0.8, are for CIFAR-100. We know only the abstract of the paper. The description follows the code, client.py and
+loralib/layers.py, and no preset follows the text.
+
+Deviations:
+- sigma is averaged by size over the round's clients. The code counts all clients equally, also those that were not
+  drawn; its clients are equally large.
+- The shared part has at least one epoch, even if the protocol has too few. With a protocol that counts iterations it
+  has all of them.
+- r is at least one.
+- The matrix of a grouped convolution is [o k, (c / g) k].
+
+Batch normalisation: affine parameters and running statistics are shared. Both stages move the statistics, as in the
 code.
 """
 
@@ -48,7 +56,7 @@ class FedDecomp(Method):
 
     rank: int = at_least(1, 4)  # r of a linear layer
     ratio: float = share(0.6)  # r of a convolution, as a share of its output channels
-    personal_epochs: int = at_least(0, 2)  # local epochs that train A and B; sigma has the others, at least one
+    personal_epochs: int = at_least(0, 2)  # local epochs of A and B; sigma trains for the others, at least one
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Wu et al., ACM MM 2024"

@@ -1,13 +1,17 @@
 """FedDistill: Jeong et al., Federated Distillation and Augmentation under Non-IID Private Data, NeurIPS workshop 2018.
 
-Algorithm 1 (FD): client k uploads for each label j the mean logits F_k,j of its samples; it receives their mean over
-the *other* clients that have the label and minimises phi(F(x), y) + gamma phi(F(x), F_-k,y), phi the cross-entropy.
-Benchmarks take the mean over all clients (`own: true`); PFLlib took the squared error of logits (`distance: mse`) until
-22 April 2024.
-Deviations: logits are averaged over all samples after local training, not along it; FAug, the other half of the
-paper, needs a shared generator of samples and is left out, as in those benchmarks; the latest logits of clients that
-are not in the cohort count too.
-Batch normalisation: statistics are the client's own, as its model is; uploaded logits are of evaluation mode.
+Algorithm 1 (FD): for each label j client k uploads the mean logits F_k,j of its samples. It receives their mean over
+the *other* clients that have the label, and minimises phi(F(x), y) + gamma phi(F(x), F_-k,y), where phi is the
+cross-entropy.
+Benchmarks take the mean over all clients (`own: true`). PFLlib takes the squared error of logits (`distance: mse`) in
+versions up to 22 April 2024.
+
+Deviations:
+- Logits are averaged over all samples after local training. The paper averages them during training.
+- FAug, the other half of the paper, is left out, as in those benchmarks. It needs a shared generator of samples.
+- The latest logits of clients that are not in the cohort count too.
+
+Batch normalisation: statistics are the client's own, as its model is. Uploaded logits are computed in evaluation mode.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class FedDistill(ClassMeans):
     Upload: sums [K, K]; counts [K]
     """
 
-    distance: str = one_of("cross_entropy", "mse")  # from the received logits: "cross_entropy" or "mse"
+    distance: str = one_of("cross_entropy", "mse")  # distance to the received logits
     own: bool = False  # whether a client's own logits count in the means it receives
 
     paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"

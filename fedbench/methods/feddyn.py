@@ -1,12 +1,11 @@
 """FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
-Algorithm 1, client k: minimise L_k(w) - <g_k, w> + alpha/2 ||w - w^t||^2 (Eq. 1), then g_k -= alpha (w_k - w^t);
-server: h -= alpha/N sum_S (w_k - w^t), w^{t+1} = mean_S w_k - h / alpha. Kept here divided by alpha: lambda_k = g_k /
-alpha on client k, `drift` = -h / alpha = sum over rounds of 1/N sum_S (w_k - w^t) on the server.
-The paper averages clients uniformly and so minimises the unweighted mean of their losses. `weighted` follows the
-code's alpha_k = alpha mean(n) / n_k, which minimises the mean weighted by samples (and makes small clients' terms
-stiff).
-Batch normalisation: running statistics are shared, averaged uniformly; the dynamic terms are over weights alone.
+Algorithm 1, client k: minimise L_k(w) - <g_k, w> + alpha/2 ||w - w^t||^2 (Eq. 1), then g_k -= alpha (w_k - w^t).
+Server: h -= alpha/N sum_S (w_k - w^t), w^{t+1} = mean_S w_k - h / alpha. The states are stored divided by alpha:
+lambda_k = g_k / alpha on client k, and `drift` = -h / alpha = sum over rounds of 1/N sum_S (w_k - w^t) on the server.
+The paper averages clients uniformly and so minimises the unweighted mean of their losses. `weighted` follows the code's
+alpha_k = alpha mean(n) / n_k, which minimises the mean weighted by samples. It makes the terms of small clients stiff.
+Batch normalisation: running statistics are shared and averaged uniformly. The dynamic terms include weights only.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class FedDyn(Method):
     """
 
     alpha: float = positive(0.01)  # strength of the dynamic regulariser
-    weighted: bool = False  # true: clients count by their samples
+    weighted: bool = False  # true: clients are weighted by their samples
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
 

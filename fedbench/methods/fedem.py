@@ -1,15 +1,21 @@
 """FedEM: Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021.
 
-Client t's data are a mixture of M distributions with weights pi_t; each has a model theta_m, the same for all clients.
-E-step, with the received models, for each sample i: q_im ~ pi_tm exp(-loss_m(x_i, y_i)), and pi_tm = mean_i q_im.
-M-step: theta_m is trained on q_im loss_m, whose mean over a mini-batch is by its size; the server averages each theta_m
-by n_t / n. A client is scored on sum_m pi_tm softmax(theta_m(x)), with the pi of its last round, 1 / M before. Models
-start from independent draws, as in the authors' code: equal ones would stay equal.
-`damped`: the code averages over all clients, of which those not drawn still have the last model.
-Deviations: q, which is fixed in a round, is computed again for each mini-batch, from the received models: the same
-numbers. All models see the same mini-batches (the code: each its own), and one clipping is of all their gradients. A
-client that no round met is scored with pi = 1 / M (the code: of one E-step).
-Batch normalisation: each model has its own statistics, averaged; the E-step is in evaluation mode.
+The data of client t are a mixture of M distributions with weights pi_t. Each distribution has a model theta_m, the same
+for all clients. E-step, with the received models, for each sample i: q_im ~ pi_tm exp(-loss_m(x_i, y_i)) and pi_tm =
+mean_i q_im. M-step: theta_m trains on q_im loss_m; the mean over a mini-batch divides by the mini-batch's size. The
+server averages each theta_m by n_t / n. A client is scored on sum_m pi_tm softmax(theta_m(x)) with the pi of its last
+round, or 1 / M before its first. The models start from independent draws, as in the authors' code: equal models would
+stay equal.
+With `damped`, as in the code, the average is over all clients, and those that are not drawn count with the last model.
+
+Deviations:
+- q is fixed in a round. It is computed again for each mini-batch from the received models, which gives the same
+  numbers.
+- All models see the same mini-batches; in the code each has its own. Gradient clipping applies to all their gradients
+  jointly.
+- A client that takes part in no round is scored with pi = 1 / M. The code computes pi by an E-step.
+
+Batch normalisation: each model has its own statistics, which are averaged. The E-step runs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """A few models for all, mixed by each client's weights.
+    """A few models shared by all clients, mixed by each client's own weights.
 
     Server: component/* [M, ...]
     Memory: pi [N, M]
@@ -44,8 +50,8 @@ class FedEM(Method):
     Upload: component/* [M, ...]
     """
 
-    components: int = at_least(1, 3)  # M
-    damped: bool = False  # clients not drawn count in the average, with the model of before
+    components: int = at_least(1, 3)  # M, the number of models
+    damped: bool = False  # clients that are not drawn count in the average with the last model
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"

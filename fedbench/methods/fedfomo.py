@@ -1,22 +1,28 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
-Client i receives the models of M others and weighs them on its validation samples against a theta_i of its own:
-w_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|. With w+_n = max(w_n, 0) / sum_m max(w_m, 0) it trains on from
-theta_i + sum_n w+_n (theta_n - theta_i), or from theta_i where none is better. `baseline` says which model theta_i is:
-- "before" (preset; the authors' code and PFLlib's): that with which the client's latest training began. The one that
-  this gave is a candidate beside the M; if it is not better on the validation samples, the training is taken back.
-- "trained" (FL-bench, and so pFedSim's comparison): the latest trained, which as a candidate would weigh nothing.
+Client i receives the models of M other clients. It compares them on its validation samples with a model theta_i of its
+own: w_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|. With w+_n = max(w_n, 0) / sum_m max(w_m, 0) it starts
+training from theta_i + sum_n w+_n (theta_n - theta_i), or from theta_i if no model is better. Its own latest trained
+model is scored. `baseline` sets theta_i:
 
-Server: P_in adds up the w_n that i reports of others; the M of highest P_in are sent, ties by lot. For exploration a
-candidate ranks by lot instead with probability epsilon, which falls by `decay` a round. Candidates are all clients, by
-their latest upload. Validation samples: the protocol's (protocol.test.val_fraction; pFedSim's comparison: .2), else the
-training samples, on which a client that fits its own finds nobody better and stays alone. They are held out once and
-never trained on, as in the authors' code and the version of FL-bench that pFedSim was run with (9382b2c; a later one
-draws them anew each round). FL-bench does not explore (epsilon=0); its candidates are the clients of the round before,
-the client itself among them if it took part. Scored is a client's own latest trained model. M models cross the network
-downwards, one upwards; where fewer others exist, copies of its own take their place, and weigh nothing. Others' models
-get the `private` leaves that the client trained last.
-Batch normalisation: statistics are combined like weights, but are not in the norm.
+- "before" (the preset, and the authors' code and PFLlib's): the model with which the client's latest training began.
+  The result of that training is a candidate beside the M others. If it is not better on the validation samples, the
+  training is undone.
+- "trained" (FL-bench, and so pFedSim's comparison): the latest trained model. It is not a candidate, because its weight
+  would be zero.
+
+The server adds up in P_in the w_n that client i reports of other clients n. It sends the M models of the highest P_in
+and breaks ties at random. To explore, each candidate gets a random rank with probability epsilon, which falls by
+`decay` a round. The candidates are the latest uploads of all clients.
+Validation samples are the protocol's (protocol.test.val_fraction; .2 in pFedSim's comparison). Without them the
+training samples serve; a client that fits its own training samples then finds no better model and stays alone. They are
+held out once and never trained on, as in the authors' code and in the version of FL-bench that pFedSim uses (9382b2c).
+A later FL-bench draws them anew in each round. FL-bench does not explore (epsilon=0). Its candidates are the clients of
+the round before, including the client itself if it took part.
+
+Each client downloads M models and uploads one. If there are fewer other clients, copies of its own model fill the
+places and have weight zero. In models of other clients the `private` leaves are those that the client trained last.
+Batch normalisation: statistics are combined like weights, but the norm does not include them.
 """
 
 from __future__ import annotations
@@ -78,7 +84,7 @@ def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Clients combine others' models by how much these help on their validation samples.
+    """Clients combine other clients' models by how much these help on their validation samples.
 
     Server: model/* [N, ...]; P [N, N]
     Memory: * [N, ...], the latest trained; before/* [N, ...] if baseline is before, what that began with
@@ -88,9 +94,9 @@ class FedFomo(Method):
 
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
     M: int = at_least(1, 5)  # models that a client receives
-    epsilon: float = share(0.3)  # probability that one of them is drawn at random
-    decay: float = at_least(0, 0.05)  # by which epsilon falls each round
-    # theta_i: the client's latest "trained" model, or that from "before" its training, which the trained competes with
+    epsilon: float = share(0.3)  # probability that a candidate's rank is random
+    decay: float = at_least(0, 0.05)  # how much epsilon falls in each round
+    # theta_i: the client's latest "trained" model, or the model "before" that training; then the trained one competes
     baseline: str = added(one_of("trained", "before"))
 
     family: ClassVar[str] = "personalised"

@@ -1,15 +1,23 @@
 """FedGen: Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 
-A generator G_w(y, eps) of features is learned on the server from the clients' classifiers g_k and sent with the model.
-Server (Algorithm 1): min_w E_{y ~ p(y), eps} CE(mean_k g_k(G_w(y, eps)), y), p the label distribution of all clients.
-Client k minimises F_k(theta) + alpha E_{y ~ p(y), eps} CE(g(G_w(y, eps)), y) over its model theta.
-From the authors' code: beta KL(g(G_w(y_i, eps)) || h(x_i)) on the client's own samples beside it, alpha and beta
-decayed each round, and a term of the generator's that keeps its features apart where its noise is,
-exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1), both distances means over dimensions; zero for the paper's equations.
-Deviations: the generator is one hidden ReLU layer without batch normalisation; its optimiser starts anew each round;
-for the generator clients' logits are averaged alike, as in the paper (the code adds cross-entropies, weighed by shares
-of y). The code also leaves both terms out of round 1, scales alpha's by generated over own samples a step, draws y
-uniformly and eps from U[0, 1), here p(y) and N(0, 1), and decays the generator's weights by 1e-2.
+The server learns a generator G_w(y, eps) of features from the clients' classifiers g_k and sends it with the model.
+Server (Algorithm 1): min_w E_{y ~ p(y), eps} CE(mean_k g_k(G_w(y, eps)), y), where p is the label distribution of all
+clients. Client k minimises F_k(theta) + alpha E_{y ~ p(y), eps} CE(g(G_w(y, eps)), y) over its model theta.
+
+Two terms come from the authors' code. A weight of zero removes each and gives the paper's equations.
+- The client's loss has a second term on its own samples, beta KL(g(G_w(y_i, eps)) || h(x_i)). alpha and beta decay in
+  each round.
+- The generator's loss has a diversity term, exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1), which keeps features apart
+  whose noise differs. Both distances are means over dimensions.
+
+Deviations:
+- The generator is one hidden ReLU layer without batch normalisation. Its optimiser starts anew in each round.
+- The generator's loss averages the clients' logits equally, as in the paper. The code adds cross-entropies, weighted by
+  shares of y.
+- Four choices of the code are not followed. It leaves both client terms out of round 1. It scales alpha's term by the
+  ratio of generated to own samples in a step. It draws y uniformly and eps from U[0, 1); here they come from p(y) and
+  N(0, 1). It gives the generator a weight decay of 1e-2.
+
 Batch normalisation: running statistics of the model are shared and averaged.
 """
 
@@ -38,7 +46,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg with a feature generator that gives each client the knowledge of the others' classifiers.
+    """FedAvg with a feature generator that gives each client the knowledge of the other clients' classifiers.
 
     Server: * [...]; generator/**
     Memory: nothing
@@ -48,13 +56,13 @@ class FedGen(Method):
 
     generative_weight: float = at_least(0, 10.0)  # alpha of the first round
     latent_weight: float = at_least(0, 10.0)  # beta of the first round
-    decay: float = share(0.98)  # of alpha and beta each round
+    decay: float = share(0.98)  # factor on alpha and beta in each round
     hidden: int = at_least(1, 32)  # units of the generator's hidden layer
     noise: int = at_least(1, 32)  # width of eps
-    steps: int = at_least(0, 5)  # of the generator each round
-    batch: int = at_least(1, 32)  # features generated a step, by the server and by a client
-    lr: float = positive(3e-4)  # of the generator (Adam)
-    diversity: float = at_least(0, 1.0)  # weight of the generator's own term
+    steps: int = at_least(0, 5)  # steps of the generator in each round
+    batch: int = at_least(1, 32)  # features generated in a step, by the server and by a client
+    lr: float = positive(3e-4)  # learning rate of the generator (Adam)
+    diversity: float = at_least(0, 1.0)  # weight of the generator's diversity term
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "generates features of classes"}

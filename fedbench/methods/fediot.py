@@ -1,13 +1,18 @@
 """FedIoT: Zhao, Barnaghi & Haddadi, Multimodal Federated Learning on IoT Data, IoTDI 2022.
 
-Clients have no labels. Each trains an autoencoder of its modality (encoder: the network before the classifier layer;
-decoder: a linear map); the server averages autoencoders by modality (the paper's Mm-FedAvg, of clients with one
-modality each) and trains the classifier layer on what the encoders make of labelled samples of its own. FedSaC compares
-with it as "unsupervised training on local clients and supervised aggregation on the server" (Section 5.3).
-Left open there, and decided here: the server's samples are a tenth of the clients' training samples, drawn once, of
-each modality (`labelled`); one classifier layer serves both; images are rebuilt in mean squared error, captions as the
-distribution of their words. Deviation: the paper's clients may have two modalities, with a common representation.
-Batch normalisation: statistics are averaged like weights; the server's encoders use them.
+Clients have no labels. Each trains an autoencoder of its modality. The encoder is the network before the classifier
+layer; the decoder is a linear map. The server averages autoencoders by modality (the paper's Mm-FedAvg, for clients
+with one modality each). It then trains the classifier layer on the encoders' representations of its own labelled
+samples. FedSaC compares with it as "unsupervised training on local clients and supervised aggregation on the server"
+(Section 5.3).
+
+FedSaC leaves the following open. We chose:
+- The server's labelled samples are a tenth of the clients' training samples of each modality, drawn once (`labelled`).
+- One classifier layer serves both modalities.
+- The loss is the mean squared error for images, and for captions the cross-entropy of the distribution of their words.
+
+Deviation: in the paper a client may have two modalities, with a common representation.
+Batch normalisation: statistics are averaged like weights. The server's encoders use them.
 """
 
 from __future__ import annotations
@@ -44,10 +49,10 @@ class FedIoT(Method):
     Upload: * [...], without the classifier layer; decoder/**
     """
 
-    labelled: float = share(0.1, above=True)  # of the clients' training samples, which the server has with labels
-    steps: int = at_least(0, 200)  # of the classifier each round
-    batch: int = at_least(1, 64)  # samples of each modality a step
-    lr: float = positive(1e-3)  # of the classifier (Adam)
+    labelled: float = share(0.1, above=True)  # share of the clients' training samples that the server has with labels
+    steps: int = at_least(0, 200)  # steps of the classifier in each round
+    batch: int = at_least(1, 64)  # samples of each modality in a step
+    lr: float = positive(1e-3)  # learning rate of the classifier (Adam)
 
     paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
     unfit: ClassVar[Mapping[str, str]] = {"regression": "trains a classifier on the server"}

@@ -1,10 +1,11 @@
 """FedNova: Wang et al., NeurIPS 2020.
 
-Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, Section 4: client k divides its
-change by ||a_k||_1, d_k = (w^t - w_k) / ||a_k||_1, so that clients with more local steps do not pull harder; w^{t+1}
-= w^t - tau_eff sum_k p_k d_k with tau_eff = sum_k p_k ||a_k||_1, p_k = n_k / n. a_k counts momentum (Section 3).
-Deviations: no server momentum; weight decay counts as part of the gradient.
-Batch normalisation: running statistics are shared, averaged by p_k.
+Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, Section 4. Client k divides its
+change by ||a_k||_1, d_k = (w^t - w_k) / ||a_k||_1, so that clients with more local steps do not pull harder. Server:
+w^{t+1} = w^t - tau_eff sum_k p_k d_k with tau_eff = sum_k p_k ||a_k||_1 and p_k = n_k / n. a_k includes momentum
+(Section 3).
+Deviations: the server has no momentum. Weight decay counts as part of the gradient.
+Batch normalisation: running statistics are shared and averaged by p_k.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedbench.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Average of the clients' changes per local step.
+    """The server averages the clients' changes per local step.
 
     Upload: change/* [...], d_k of the weights; statistics/* [...] if batch normalisation; steps [], ||a_k||_1
     """

@@ -1,12 +1,13 @@
 """FedNTD: Lee et al., Preservation of the Global Knowledge by Not-True Distillation in FL, NeurIPS 2022.
 
-Client k minimises F_k(w) + beta L_NTD. L_NTD = tau^2 mean_i KL(q^g_i || q_i) over its samples, q^g_i and
-q_i the softmax of the received and the local model's logits over tau, without the true class: the received model
-keeps what it knows of the other classes, and the local one is free to learn its own. With two classes L_NTD is zero.
-The authors' configuration has beta 1 and tau 1; their loss has tau^2 in one version of their repository and not in
-another, which agree there.
-Deviation: the received model is in evaluation mode, as in PFLlib; the authors' copy stays in the mode that it was in.
-Batch normalisation: running statistics are shared and averaged; the received model uses its own and moves nothing.
+Client k minimises F_k(w) + beta L_NTD with L_NTD = tau^2 mean_i KL(q^g_i || q_i) over its samples. q^g_i and q_i are
+the softmax, without the true class, of the received and the local model's logits over tau. So the model keeps what the
+received model knows of the other classes, and is free to learn the true class. With two classes L_NTD is zero.
+The authors' configuration has beta 1 and tau 1. Two versions of their repository differ in the factor tau^2, which is 1
+there.
+Deviation: the received model is in evaluation mode, as in PFLlib. The authors' copy stays in the mode that it has at
+that moment.
+Batch normalisation: running statistics are shared and averaged. The received model uses its own and moves none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedbench.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedNTD(FedAvg):
-    """FedAvg that keeps the received model's opinion on all classes but a sample's own."""
+    """FedAvg that distils the received model's predictions of all classes but a sample's own."""
 
     beta: float = at_least(0, 1.0)  # weight of the distillation
     tau: float = positive(1.0)  # temperature

@@ -1,16 +1,17 @@
 """FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021; FedAvgM: Hsu et al., arXiv 1909.06335, 2019.
 
-Algorithm 2: the server takes the clients' mean change D = sum_k (n_k / n) (w_k - w) for a gradient, in steps
-m = b1 m + (1 - b1) D, w = w + s m / (sqrt(v) + tau), with v = v + D^2 (FedAdagrad), b2 v + (1 - b2) D^2 (FedAdam) or
-v - (1 - b2) D^2 sign(v - D^2) (FedYogi); at first m = 0 and v = tau^2. FedAvgM: u = b u + D, w = w + s u.
-Clients are those of the method inside (`method/base=finetune`: FedAdam, fine-tuned), which may be any whose server
-averages: the network's weights among what it averages are stepped, all else is averaged, and what never leaves its
-clients stays. D weighs by samples, as the paper's experiments do; Algorithm 2 counts clients alike.
-The authors' code runs Keras's optimisers, which correct m and v for their start (`correct`) and start v elsewhere
-(`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both
-start at 0.
-Batch normalisation: affine parameters are stepped, running statistics averaged. A leaf that no client of a round has
-(of an absent modality) rests, and so does its state.
+Algorithm 2: the server takes the clients' mean change D = sum_k (n_k / n) (w_k - w) for a gradient. Its steps are m =
+b1 m + (1 - b1) D, w = w + s m / (sqrt(v) + tau), with v = v + D^2 (FedAdagrad), b2 v + (1 - b2) D^2 (FedAdam) or v - (1
+- b2) D^2 sign(v - D^2) (FedYogi). m starts at 0 and v at tau^2. FedAvgM: u = b u + D, w = w + s u.
+The clients run the method inside (`method/base=finetune`: FedAdam, fine-tuned). It may be any method whose server
+averages. The optimiser steps the network's weights among the averaged leaves. All other leaves are averaged, and
+private leaves stay on their clients. D is weighted by samples, as in the paper's experiments; Algorithm 2 counts
+clients equally.
+The authors' code runs Keras's optimisers. They correct m and v for their start (`correct`) and start v elsewhere
+(`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both start at
+0.
+Batch normalisation: affine parameters are stepped, running statistics are averaged. If no client of a round has a leaf
+(of an absent modality), the leaf and its state stay as they are.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedOpt(WrapperMethod):
-    """An optimiser in the place of the server's average; a subclass says which.
+    """A server optimiser in place of the average; a subclass defines the optimiser.
 
-    Server: base/**; step/**, of its weights
+    Server: base/**; step/**, the optimiser's state of its weights
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's

@@ -1,16 +1,25 @@
 """FedPAC: Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
 
-A round of client i (Algorithm 1): (1) under the received extractor f, of its n_i samples, h_i,y = P_i(y) E[f | y] and
-V_i = (E||f||^2 - sum_y ||h_i,y||^2) / n_i; (2) train the classifier under the fixed extractor; (3) train the
-extractor under the fixed classifier on F_i + lambda/d E||f(x) - c_y||^2 (features of width d), c_y the global
-centroids; (4) class sums of features.
-Server: extractors by n_i / n; c_y by class counts; classifiers by W, row i the minimiser over the simplex of a^T
-[diag(V) + G_i] a, (G_i)_jl = sum_y <h_i,y - h_j,y, h_i,y - h_l,y>: variance of the others' classifiers against bias.
-Deviations: the QP as it is, its weights below 1e-3 not dropped as in the authors' code; a class no cohort has had a
-centroid of is not aligned (the code: to the client's own); the QP is over the cohort, absent clients keep their
-classifier.
-Batch normalisation: affine parameters and running statistics are the extractor's, shared; (1) and (4) use the running
-ones.
+A round of client i (Algorithm 1) has four steps:
+
+- (1) Under the received extractor f, compute from its n_i samples h_i,y = P_i(y) E[f | y] and V_i = (E||f||^2 - sum_y
+  ||h_i,y||^2) / n_i.
+- (2) Train the classifier under the fixed extractor.
+- (3) Train the extractor under the fixed classifier on F_i + lambda/d E||f(x) - c_y||^2, with features of width d and
+  global centroids c_y.
+- (4) Compute the class sums of the features.
+
+The server averages extractors by n_i / n and c_y by class counts. It combines classifiers by W. Row i of W is the
+minimiser over the simplex of a^T [diag(V) + G_i] a with (G_i)_jl = sum_y <h_i,y - h_j,y, h_i,y - h_l,y>, which trades
+the variance of the other clients' classifiers against their bias.
+
+Deviations:
+- The QP keeps weights below 1e-3. The authors' code drops them.
+- A class whose centroid no cohort has computed is not aligned. The code aligns it to the client's own.
+- The QP is over the cohort. Clients that are not drawn keep their classifier.
+
+Batch normalisation: affine parameters and running statistics belong to the extractor and are shared. Steps (1) and (4)
+use the running statistics.
 """
 
 from __future__ import annotations
@@ -48,9 +57,9 @@ class FedPAC(Method):
     """
 
     lam: float = at_least(0, 1.0)  # lambda, weight of the feature alignment
-    classifier_epochs: int = at_least(0, 1)
-    classifier_lr: float = positive(0.1)
-    extractor_epochs: int | None = at_least(0, None)  # null: the protocol's local work
+    classifier_epochs: int = at_least(0, 1)  # epochs of the classifier
+    classifier_lr: float = positive(0.1)  # its learning rate
+    extractor_epochs: int | None = at_least(0, None)  # epochs of the extractor; null: the protocol's local work
     collaborate: bool = True  # false: classifiers stay private, W = I
 
     family: ClassVar[str] = "personalised"

@@ -1,8 +1,8 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
 
-Algorithms 1 and 2: base layers are averaged by n_k / n, personalisation layers (here the classifier layer) never
-leave their client; both train together. Batch normalisation: affine parameters and running statistics below the head
-are shared.
+Algorithms 1 and 2: base layers are averaged by n_k / n. Personalisation layers (here the classifier layer) never leave
+their client. Both train together.
+Batch normalisation: affine parameters and running statistics below the head are shared.
 """
 
 from __future__ import annotations

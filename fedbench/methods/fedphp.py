@@ -1,14 +1,18 @@
 """FedPHP: Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021.
 
-FedAvg whose client k keeps a private model v_k, first the initial one, and minimises (1 - lambda) F_k(w) + lambda R(w).
-R keeps w near v_k: the mean cross-entropy of w's softmax with that of v_k's logits over a temperature (`kd`), or the
-squared maximum mean discrepancy of both models' features, by five Gaussian kernels whose widths follow the mini-batch
-(`mmd`). After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)), c the rounds that it took part in
-before, share T those that it takes part in of T. Scored: v_k. Inside coalitions or modalities share counts their
-members in the round, and so differs from round to round where not all clients take part.
-As in the authors' code the temperature, 4, divides v_k's logits alone, and v_k is in evaluation mode. PFLlib's version
-has m by rounds, four fixed widths, and scores w as trained.
-Batch normalisation: w's statistics are averaged; v_k's are mixed like its weights.
+FedAvg whose client k also keeps a private model v_k. v_k starts at the initial model. The client minimises (1 - lambda)
+F_k(w) + lambda R(w), where R keeps w near v_k:
+
+- `kd`: R is the mean cross-entropy of w's softmax with the softmax of v_k's logits over a temperature.
+- `mmd`: R is the squared maximum mean discrepancy of both models' features, by five Gaussian kernels whose widths
+  follow the mini-batch.
+
+After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)). c counts the earlier rounds that the
+client took part in, and share T those that it takes part in out of T. v_k is scored. Inside coalitions or modalities
+`share` counts their members in the round. It then differs from round to round if not all clients take part.
+As in the authors' code, the temperature 4 divides only v_k's logits, and v_k is in evaluation mode. PFLlib's version
+computes m from rounds, has four fixed widths, and scores w as trained.
+Batch normalisation: w's statistics are averaged. v_k's are mixed like its weights.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths in mean squared distances
 
 @dataclass(frozen=True)
 class FedPHP(Method):
-    """A private model on every client, a moving average of what it trained, which teaches the next.
+    """Each client keeps a moving average of its trained models, which teaches the next model.
 
     Server: * [...], w
     Memory: personal/* [N, ...], v_k; count [N], c
@@ -43,10 +47,10 @@ class FedPHP(Method):
     Upload: * [...], w
     """
 
-    lam: float = share(0.1)  # lambda, of R against the loss
-    transfer: str = one_of("kd", "mmd")  # R: of outputs, or of features
-    temperature: float = positive(4.0)  # of v_k's outputs
-    q: float = share(0.9)  # largest share of v_k that stays
+    lam: float = share(0.1)  # lambda, weight of R against the loss
+    transfer: str = one_of("kd", "mmd")  # R compares outputs ("kd") or features ("mmd")
+    temperature: float = positive(4.0)  # temperature of v_k's outputs
+    q: float = share(0.9)  # largest weight of the old v_k in the new one
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Li et al., ECML PKDD 2021"

@@ -1,12 +1,12 @@
 """FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
 
-Algorithm 1: prototype C_k^(j) = mean feature of client k's samples of class j; the server's C^(j) =
-1/|N_j| sum_k |D_kj| / N_j C_k^(j) over the clients that have class j; the factor 1/|N_j| would shrink every prototype
-and is left out, as it is in the authors' code, which averages the clients alike (`weighting: clients`).
-Clients: min CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is the mean squared error, taken sample by sample.
-Inference: the class of the nearest global prototype; with `inference: head` the classifier's.
+Algorithm 1: the prototype C_k^(j) is the mean feature of client k's samples of class j. The server's is C^(j) = 1/|N_j|
+sum_k |D_kj| / N_j C_k^(j) over the clients that have class j. The factor 1/|N_j| would shrink every prototype and is
+left out, as in the authors' code, which averages clients equally (`weighting: clients`).
+Clients: min CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is the mean squared error of each sample. Inference
+gives the class of the nearest global prototype; with `inference: head` the classifier decides.
 Deviation: the latest prototypes of clients that are not in the cohort count too.
-Batch normalisation: statistics are the client's own, as its model is; prototypes are of evaluation mode.
+Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ABSENT = -1e30  # score of a class without a prototype
 
 @dataclass(frozen=True)
 class ClassMeans(Method):
-    """The base of FedProto and FedDistill: no model crosses the network, only class means of what models compute.
+    """The base of FedProto and FedDistill: clients send class means of values that their models compute, and no model.
 
-    Client k uploads sums and counts of a value v(x) for each class of its data (features: FedProto, logits:
-    FedDistill), and receives for each class a mean over clients, to which it pulls v(x) of its samples in local
-    training. v is computed in evaluation mode for upload.
+    For each class of its data client k uploads the sum and the count of a value v(x): features in FedProto, logits in
+    FedDistill. It receives a mean over clients for each class and pulls v(x) of its samples towards it in local
+    training. Uploaded values are computed in evaluation mode.
     """
 
     lam: float = at_least(0, 1.0)  # weight of the pull towards the received means
@@ -118,7 +118,7 @@ class ClassMeans(Method):
 
 @dataclass(frozen=True)
 class FedProto(ClassMeans):
-    """Own models, shared mean features.
+    """Each client has its own model; clients share mean features.
 
     Server: sums [N, K, d]; counts [N, K]
     Memory: * [N, ...]
@@ -126,9 +126,9 @@ class FedProto(ClassMeans):
     Upload: sums [K, d]; counts [K]
     """
 
-    # of a class's prototypes: by "samples" (paper) or "clients" alike (code)
+    # weights in a class's prototype: "samples" (paper), or "clients" equally (code)
     weighting: str = one_of("samples", "clients")
-    inference: str = one_of("prototype", "head")  # by the nearest "prototype", or the "head"
+    inference: str = one_of("prototype", "head")  # prediction by the nearest "prototype", or by the "head"
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 

@@ -1,9 +1,12 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-Eq. 2: client k minimises F_k(w) + mu/2 ||w - w^t||^2, w^t the received model.
-Deviations: Algorithm 2 draws clients by p_k and averages them alike; here they are drawn alike and weighed by n_k.
-Every client does the protocol's whole local work: none stops early (gamma_k^t-inexactness), as slow ones do there.
-Batch normalisation: as FedAvg's; the term is over weights, statistics are not in it.
+Eq. 2: client k minimises F_k(w) + mu/2 ||w - w^t||^2, where w^t is the received model.
+
+Deviations:
+- Clients are drawn uniformly and weighted by n_k. Algorithm 2 draws them by p_k and averages them equally.
+- Every client does the protocol's whole local work. In the paper slow clients stop early (gamma_k^t-inexactness).
+
+Batch normalisation: as in FedAvg. The proximal term includes weights and no statistics.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """FedRC: Guo et al., Tackling Diverse Distribution Shifts Challenge in FL by Robust Clustering, ICML 2024.
 
-FedEM, but a sample is judged by how much likelier its label is with its input than without it, in each of M clusters:
-q_im ~ pi_tm exp(-loss_m(x_i, y_i)) / P_m(y_i), so that clients whose labels are merely rarer stay together, and those
-whose labels mean something else part. P_m(y) is the share of the label y in the cluster's samples, each counted by q_im
-(Eqs. 1, 4 and 5): clients upload the sums of q by label, and receive P with the next models.
-From the authors' code: P is uniform in the first round, a sum counts at least 1e-8, and clients that are not drawn
-count with their latest sums (the code: those never drawn with 1 / K for each label, here with nothing).
-Deviations: those of FedEM. Left out are variants with an M that changes, or with sample weights that do.
-Batch normalisation: each model has its own statistics, averaged; the E-step is in evaluation mode.
+FedEM with another E-step. In each of M clusters a sample is judged by how much likelier its label is with its input
+than without it: q_im ~ pi_tm exp(-loss_m(x_i, y_i)) / P_m(y_i). So clients whose labels are merely rarer stay together,
+and clients whose labels mean something else separate. P_m(y) is the share of label y in the samples of cluster m, each
+weighted by q_im (Eqs. 1, 4 and 5). Clients upload the sums of q by label and receive P with the next models.
+From the authors' code: P is uniform in the first round, and each sum counts at least 1e-8. Clients that are not drawn
+count with their latest sums. Clients that have never been drawn count with 1 / K for each label in the code, and do not
+count here.
+Deviations: those of FedEM. The paper's variants in which M or the samples' weights change are left out.
+Batch normalisation: each model has its own statistics, which are averaged. The E-step runs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedem import FedEM
 from fedbench.models.task import Task
 
-FLOOR = 1e-8  # sum of q that a label counts at least
+FLOOR = 1e-8  # least sum of q of a label
 
 
 @dataclass(frozen=True)
 class FedRC(FedEM):
-    """A few models shared by all; a client's weights separate concepts, not label shares.
+    """A few models shared by all clients; a client's weights separate concepts and ignore label shares.
 
     Server: component/* [M, ...]; labels [N, M, K], sums of q
     Message: component/* [M, ...]; labels [M, K], P

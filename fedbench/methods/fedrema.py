@@ -1,25 +1,29 @@
 """FedReMa: Liang et al., Improving PFL via Leveraging the Most Relevant Clients, ECAI 2024.
 
-Algorithm 2. Extractors by FedAvg (Eq. 6). Classifiers (all fully connected layers) by the peers A_k that maximum
-difference segmentation finds (Algorithm 1, `segment`), weighted by size (Eq. 7), while in the critical co-learning
-period; the choice is counted in G. The period ends for good when the mean largest gap is at most delta of its maximum
-so far (Eq. 9); then phi_k = sum_i G_ki phi_i / sum_i G_ki (Eq. 10).
-Table 4's variants: `align` (+F) adds lambda |f(x) - h_y|^2, h_y the class means of features over all clients (Eq. 11);
-`alternate` (+A) trains the classifier first, then the extractor. Table 5: `ccp` false stays in the period.
-Paper and authors' code disagree in:
-- `probe_scale`, `probe_per_client`, `temper_all`: probes in [0, .5), a new one for each client, the temperature for
-  that client's answer only;
-- `last_gap`, `keep_below`: Algorithm 1 looks at all gaps and keeps idx_m, just below the largest; the code skips the
-  last gap and keeps what is above;
-- `uniform`: classifiers, and class means, are averaged plainly in the code;
-- `shuffle`: the code meets classifiers in a random order, so that A_k's weights go to random clients (a bug);
-- `in_turn`: the code overwrites classifiers while it mixes, so that later clients mix what is mixed already;
-- `align_mean`: the code's alignment is the mean over features, as FedPAC's is, not the sum. The presets of +F follow
-  the code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
-On a network of fully connected layers only, such as `mlp`, all is classifier: there is no extractor to share or align,
-and +F, +A and +A&F are FedReMa.
-Batch normalisation: part of the extractor, statistics included, and shared. With partial participation all receive the
-new extractor; absent clients keep their classifier.
+Algorithm 2. Extractors are averaged as in FedAvg (Eq. 6). The classifier (all fully connected layers) of client k is
+averaged by size over its peers A_k (Eq. 7). Maximum difference segmentation finds the peers (Algorithm 1, `segment`).
+This lasts for the critical co-learning period, in which G counts how often each peer is chosen. The period ends for
+good when the mean largest gap is at most delta of its maximum so far (Eq. 9). After it phi_k = sum_i G_ki phi_i / sum_i
+G_ki (Eq. 10).
+Variants of Table 4: `align` (+F) adds lambda |f(x) - h_y|^2, where h_y are the class means of features over all clients
+(Eq. 11). `alternate` (+A) trains the classifier first and then the extractor. Table 5: without `ccp` the period never
+ends.
+
+Paper and authors' code differ in these settings:
+- `probe_scale`, `probe_per_client`, `temper_all`: the code draws probes in [0, .5), draws a new one for each client,
+  and applies the temperature to that client's output only.
+- `last_gap`, `keep_below`: Algorithm 1 compares all gaps and keeps idx_m, the client just below the largest. The code
+  skips the last gap and keeps only the clients above the largest.
+- `uniform`: the code averages classifiers and class means without weights.
+- `shuffle`: the code iterates over classifiers in a random order, so A_k's weights go to random clients (a bug).
+- `in_turn`: the code overwrites classifiers while it mixes, so later clients mix classifiers that are already mixed.
+- `align_mean`: the code's alignment is the mean over features, as in FedPAC, and the paper's is the sum. The presets of
+  +F follow the code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
+
+A network of fully connected layers only, such as `mlp`, has no extractor to share or align. On it +F, +A and +A&F are
+FedReMa.
+Batch normalisation: it belongs to the extractor, statistics included, and is shared. With partial participation all
+clients receive the new extractor, and clients that are not drawn keep their classifier.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedReMa(Method):
-    """One extractor; classifiers of the most relevant peers.
+    """One shared extractor; each client's classifier is averaged over its most relevant peers.
 
     h: width of what the classifier sees.
 
@@ -63,19 +67,19 @@ class FedReMa(Method):
     delta: float = share(0.5)  # share of the largest mean gap at which the period ends
     ccp: bool = True  # false: the period never ends
     temperature: float = positive(0.5)  # M of the soft predictions
-    classifier: tuple[str, ...] = selectors(("@classifier",))  # the personal part: the network's last stages
-    probe_scale: float = positive(1.0)  # the code: .5
-    probe_per_client: bool = False  # the code: true
-    temper_all: bool = True  # the code: false
-    last_gap: bool = True  # the code: false
-    keep_below: bool = True  # the code: false
-    uniform: bool = False  # the code: true
-    shuffle: bool = False  # the code: true
-    in_turn: bool = added(False)  # the code: true
+    classifier: tuple[str, ...] = selectors(("@classifier",))  # the personal leaves: the network's last stages
+    probe_scale: float = positive(1.0)  # probes are uniform on [0, probe_scale); the code: .5
+    probe_per_client: bool = False  # each client has its own probe; the code: true
+    temper_all: bool = True  # false: only the client's own output has the temperature; the code: false
+    last_gap: bool = True  # the gap below the highest similarity counts; the code: false
+    keep_below: bool = True  # the client just below the largest gap is a peer; the code: false
+    uniform: bool = False  # averages count clients equally; the code: true
+    shuffle: bool = False  # peers' weights go to random clients; the code: true
+    in_turn: bool = added(False)  # a mixture replaces its classifier before the next one; the code: true
     align: float = at_least(0, 0.0)  # lambda of the feature alignment; +F: 1
-    align_mean: bool = False  # the code, and +F: true
+    align_mean: bool = False  # the alignment is a mean over features, not a sum; the code, and +F: true
     alternate: bool = False  # +A: classifier first, then extractor
-    classifier_epochs: int | None = at_least(0, None)  # of +A; null: as many as the extractor's
+    classifier_epochs: int | None = at_least(0, None)  # the classifier's epochs in +A; null: as many as the extractor's
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Liang et al., ECAI 2024"

@@ -1,13 +1,17 @@
 """FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
 
-Algorithm 1: client i first trains its private head on the received representation, then the representation under the
-fixed head; the representation alone is averaged. How much of the local work goes where differs between users:
-- the paper: 10 epochs on the head, then 1 on the body (`head_epochs=10`);
-- pFedSim: of the protocol's E epochs the last on the body (`body_epochs=1`, the head has the rest; the default);
-- pFedGraph's code, which made FedSaC's row too: 80 iterations on the head (`head_iterations=80`), then all of the
-  protocol's 200 or 400 on the body (`whole_body`, without which the body has the rest).
-Deviation: the average is by n_k / n (the paper's clients are equally large). Batch normalisation: affine parameters
-and running statistics are the representation's, shared; the statistics move in both stages, as in the authors' code.
+Algorithm 1: client i first trains its private head on the received representation. It then trains the representation
+under the fixed head. Only the representation is averaged. Comparisons divide the local work in three ways:
+
+- The paper: 10 epochs of the head, then 1 of the body (`head_epochs=10`).
+- pFedSim: the last of the protocol's E epochs trains the body (`body_epochs=1`), the others the head. This is the
+  default.
+- pFedGraph's code, which also produced FedSaC's row: 80 iterations of the head (`head_iterations=80`), then all of the
+  protocol's 200 or 400 on the body (`whole_body`; without it the body has the remaining ones).
+
+Deviation: the average is weighted by n_k / n; the paper's clients are equally large.
+Batch normalisation: affine parameters and running statistics belong to the representation and are shared. The
+statistics move in both stages, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ class FedRep(FedAvg):
     """Private heads on a shared representation, trained in turns."""
 
     private: tuple[str, ...] = selectors(("@head",))  # the head: globs or groups, see Task.select
-    # null: what body_epochs leaves of the protocol's, at least one
+    # epochs of the head; null: the protocol's less body_epochs, at least one
     head_epochs: int | None = at_least(0, None)
-    body_epochs: int = at_least(0, 1)
-    # in the place of head_epochs; null: two fifths, if the protocol has iterations
+    body_epochs: int = at_least(0, 1)  # epochs of the body
+    # if the protocol has iterations, those of the head instead of head_epochs; null: two fifths of them
     head_iterations: int | None = at_least(0, None)
-    whole_body: bool = added(False)  # the body has all of the protocol's iterations, the head's come on top
+    whole_body: bool = added(False)  # the body has all of the protocol's iterations, and the head's are additional
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Collins et al., ICML 2021"

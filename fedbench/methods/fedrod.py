@@ -1,15 +1,21 @@
 """FedRoD: Chen & Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
 
-Two heads on one body z: the generic h_G minimises the balanced risk (as balanced softmax), cross-entropy
-of h_G(z) + log n_m,c with n_m,c client m's samples of class c; the personal h_P, an addition to the generic logits,
-minimises the empirical risk of h_G(z) + h_P(z) and moves neither body nor h_G (Algorithm 1). Body and h_G are
-averaged by n_m / n, h_P stays. The server's model is body + h_G; clients are scored on h_G(z) + h_P(z).
-Choices where the paper is silent: h_P starts at zero, so that a new client predicts as the server does; a class that
-a client lacks has log n = log 1e-8, finite. The variant with a hypernetwork for h_P is left out. The authors published
-no code. `alone`: h_P(z) without h_G(z), from h_G's initial weights, its risk moving the body too, as FL-bench has it
-(whose clients besides train on from one another's models, as the average that they receive is not loaded).
-`generic_stays`: h_G stays on its client, as h_P does, which starts as its copy; pFedGraph's code, which made FedSaC's
-row too, has it so (and draws each client's anew, while here all start from one).
+Two heads share one body z. The generic head h_G minimises the balanced risk (as balanced softmax): the cross-entropy of
+h_G(z) + log n_m,c, where client m has n_m,c samples of class c. The personal head h_P is added to the generic logits.
+It minimises the empirical risk of h_G(z) + h_P(z) and moves neither the body nor h_G (Algorithm 1). Body and h_G are
+averaged by n_m / n, and h_P stays on its client. The server's model is body + h_G. Clients are scored on h_G(z) +
+h_P(z).
+
+The paper leaves two points open, and the authors published no code. We chose: h_P starts at zero, so a new client
+predicts as the server does. A class that a client lacks has log n = log 1e-8, which is finite. The variant with a
+hypernetwork for h_P is left out.
+
+Two settings follow other implementations:
+- `alone`: h_P(z) predicts without h_G(z), starts from h_G's initial weights, and its risk moves the body too. FL-bench
+  does so. (Its clients also train on from one another's models, because the average that they receive is not loaded.)
+- `generic_stays`: h_G stays on its client as h_P does, and h_P starts as its copy. pFedGraph's code, which also
+  produced FedSaC's row, does so. It draws a new h_G for each client; here all start from one.
+
 Batch normalisation: affine parameters and running statistics below the heads are shared.
 """
 
@@ -43,7 +49,7 @@ class FedRoD(Method):
     Upload: * [...]
     """
 
-    alone: bool = added(False)  # the personal head predicts by itself and moves the body; false: on top of h_G
+    alone: bool = added(False)  # the personal head predicts alone and moves the body; false: it is added to h_G
     generic_stays: bool = added(False)  # the generic head is not averaged
 
     family: ClassVar[str] = "personalised"

@@ -1,26 +1,29 @@
 """FedSaC: Yan et al., Balancing Similarity and Complementarity for Federated Learning, ICML 2024.
 
-Algorithm 1. Clients train on Eq. 9 (see `CosineMixing`), then upload theta_i and U_i, the k leading singular directions
-of their training samples' features before the classifier (Eq. 5). Server: S_ij, the cosine of two models (Eq. 4),
-C_ij = cos of the mean principal angle of U_i and U_j (Eqs. 6-7), and row i of W minimises over the simplex
-sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8): the projection of p - (alpha C_i - beta S_i) / 2.
-alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of
-`CosineMixing`, and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
-S: Appendix A.2 follows Ye et al., whose code takes cosines of the updates since theta_0 and counts those above .9 as 1;
-so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). For models that start alike those
-stay near 1 and tell no clients apart: with C a client mixes with the least alike and loses its own model (C_ii = 1),
-without C W is p. That contradicts Figure 3(d), where with S alone clients mostly keep their own models.
-With 50-100 clients (Appendix D) `collaborators` are drawn each round, for all clients the same; each client mixes
-among them and itself. (The code draws the round's cohort of 10 instead: protocol.cohort=10.)
-Deviation: a client whose features span fewer than k directions uploads as many, and an angle is averaged over the
-smaller subspace's (Appendix A.2).
+Algorithm 1. Clients train on Eq. 9 (see `CosineMixing`). They upload theta_i and U_i, the k leading singular directions
+of their training samples' features before the classifier (Eq. 5). The server computes S_ij, the cosine of two models
+(Eq. 4), and C_ij, the cosine of the mean principal angle of U_i and U_j (Eqs. 6-7). Row i of W minimises over the
+simplex sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8). This is the projection of p - (alpha C_i - beta
+S_i) / 2. alpha is 0 after 70 % of the rounds (Appendix B.1).
+Text and authors' code differ in fields of `CosineMixing`, in `angles` and `centred`, and in the values of alpha, beta,
+lambda and alpha_share.
 
-Several modalities (Section 5.3, Appendices B.2, B.3): inside a modality FedSaC as it is, of all leaves. Across
-modalities only the classification layer is mixed, without complementarity, and S_ij is the cosine of the two
-classification layers. So row i of that layer's W minimises Eq. 8 over all clients, with alpha C_ij - beta S_ij for j of
-i's modality and -beta S_ij for the others. "The cooperation weights for the classification layers are derived by
-excluding the complementarity term" may also be meant of all pairs: `heads` = "all". S and `snap` are as above in both
-places. With clients of one modality this is FedSaC; without weights across modalities, FedSaC inside each.
+S: Appendix A.2 follows Ye et al. Their code takes cosines of the updates since theta_0 and counts cosines above .9 as
+1; so does the default. Eq. 4 prints cosines of the parameters (preset `literal`). For models with a common start these
+stay near 1 and do not distinguish clients. With C a client then mixes with the least similar ones and loses its own
+model (C_ii = 1); without C, W is p. That contradicts Figure 3(d), where with S alone clients mostly keep their own
+models.
+With 50-100 clients (Appendix D) `collaborators` are drawn in each round, the same for all clients. Each client mixes
+among them and itself. (The code draws the round's cohort of 10 instead: protocol.cohort=10.)
+Deviation: a client whose features span fewer than k directions uploads fewer. An angle is averaged over the directions
+of the smaller subspace (Appendix A.2).
+
+Several modalities (Section 5.3, Appendices B.2, B.3): FedSaC mixes all leaves inside a modality. Across modalities only
+the classification layer is mixed, without complementarity, and S_ij is the cosine of the two classification layers. So
+row i of that layer's W minimises Eq. 8 over all clients, with alpha C_ij - beta S_ij for clients j of i's modality and
+-beta S_ij for the others. The sentence "The cooperation weights for the classification layers are derived by excluding
+the complementarity term" may also mean all pairs: `heads` = "all". S and `snap` are as above in both cases. If all
+clients have one modality, this is FedSaC. Without weights across modalities it is FedSaC inside each modality.
 """
 
 from __future__ import annotations
@@ -50,13 +53,13 @@ class FedSaC(CosineMixing):
     Upload: * [...], theta_i; subspace/U [d, k]
     """
 
-    alpha: float = at_least(0, 0.9)  # weight of complementarity; .5 where partitions are pathological
-    beta: float = at_least(0, 1.4)  # weight of similarity; 1.6 where partitions are pathological
+    alpha: float = at_least(0, 0.9)  # weight of complementarity; .5 for pathological partitions
+    beta: float = at_least(0, 1.4)  # weight of similarity; 1.6 for pathological partitions
     k: int = at_least(1, 3)  # directions of a subspace
     alpha_share: float = share(0.7)  # share of the rounds after which alpha is 0; the code: 1
-    angles: str = one_of("principal", "greedy")  # "principal", or the code's "greedy" matching
-    centred: bool = False  # features minus their mean: principal components, as in the code
-    collaborators: int = at_least(0, 0)  # clients drawn a round to mix with; 0: the whole cohort
+    angles: str = one_of("principal", "greedy")  # "principal" angles, or the code's "greedy" matching
+    centred: bool = False  # features are centred, so directions are principal components, as in the code
+    collaborators: int = at_least(0, 0)  # number of clients drawn in a round to mix with; 0: the whole cohort
 
     paper: ClassVar[str] = "Yan et al., ICML 2024"
 
@@ -119,12 +122,11 @@ def drawn_pairs(cohort: Cohort, collaborators: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MultimodalFedSaC(FedSaC):
-    """FedSaC inside a modality, and mixed classification layers across modalities."""
+    """FedSaC inside a modality, with classification layers mixed across modalities."""
 
     alpha: float = at_least(0, 0.7)  # weight of complementarity (Appendix B.3)
     beta: float = at_least(0, 1.2)  # weight of similarity (Appendix B.3)
-    # whose classification layers are mixed without C, by their own cosines: clients of two modalities ("across"), or
-    # any two ("all"); "apart": none are mixed across modalities
+    # classification layers mix without C "across" modalities or for "all" pairs; "apart": not across modalities
     heads: str = one_of("across", "all", "apart")
 
     # bodies are mixed inside a modality, classification layers across

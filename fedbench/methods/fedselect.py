@@ -1,16 +1,22 @@
 """FedSelect: Tamirisa et al., Personalized Federated Learning with Customized Selection of Parameters, CVPR 2024.
 
-A client's mask marks its personal entries, at first none. Its local work alternates (LocalAlt): an epoch on the
-personal entries, an epoch on the shared ones. The server averages an entry over the clients that share it, all alike.
-Every few rounds, after training, the mask grows (GradSelect): in each weight tensor, of the entries still shared, the
-share p that changed most since the mask grew last becomes personal, unless more than `limit` of the tensor is already.
-As in the authors' code biases are never masked, and a newly personal entry takes one last average: it is the mask of
-the training before that says what the server overwrites.
-Deviations: by default there are as many alternations as the protocol has epochs, or one of its iterations each (the
-code: 15 of one epoch); the optimiser is the protocol's (the code: plain SGD at .05); a mask grows if the client takes
-part in that round (the code: the same clients always do). Uploads are counted as whole tensors, personal entries zero,
-with a byte an entry for what is shared.
-Batch normalisation: running statistics stay local, as in the authors' code; weights are masked, biases are not.
+A client's mask marks its personal entries. It starts empty. Local work alternates (LocalAlt) between an epoch on the
+personal entries and an epoch on the shared ones. The server averages each entry over the clients that share it, with
+equal weights. Every few rounds, after training, the mask grows (GradSelect). In each weight tensor the share p of the
+still shared entries that changed most since the last growth becomes personal. A tensor of which more than `limit` is
+personal does not grow.
+As in the authors' code, biases are never masked. A newly personal entry takes one last average, because the mask of the
+latest training decides which entries the server overwrites.
+
+Deviations:
+- By default the alternations are as many as the protocol's epochs. With a protocol of iterations each stage has one.
+  The code has 15 alternations of one epoch.
+- The optimiser is the protocol's. The code has plain SGD at .05.
+- A mask grows if the client takes part in that round. In the code the same clients always take part.
+- Traffic counts uploads as whole tensors with zeros for personal entries, and one byte an entry for the mask of shared
+  entries.
+
+Batch normalisation: running statistics stay local, as in the authors' code. Weights are masked, biases are not.
 """
 
 from __future__ import annotations
@@ -36,18 +42,18 @@ class FedSelect(Method):
     """FedAvg with a growing number of personal entries; the others are averaged over the clients that share them.
 
     Server: * [...], all but the private leaves
-    Memory: * [N, ...] if private; own/* [N, ...], the last model; last/* [N, ...], when its mask grew last;
-        mask/* [N, ...], which entries are personal; kept/* [N, ...], which were in the last training
+    Memory: * [N, ...] if private; own/* [N, ...], the last model; last/* [N, ...], the model at the last growth;
+        mask/* [N, ...], which entries are personal; kept/* [N, ...], which were personal in the last training
     Message: * [...]
     Upload: * [...]; shared/* [...], which entries count
     """
 
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
     maskable: tuple[str, ...] = selectors(("*.weight",), among="weights")  # leaves whose entries may become personal
-    p: float = share(0.25)  # share of a tensor's shared entries that become personal at a time
+    p: float = share(0.25)  # share of a tensor's shared entries that become personal in a growth
     limit: float = share(0.8)  # personal share of a tensor above which its mask no longer grows
     every: int = at_least(1, 3)  # rounds from one growth to the next
-    alternations: int | None = at_least(1, None)  # null: as many as the protocol has epochs
+    alternations: int | None = at_least(1, None)  # alternations in a round; null: as many as the protocol has epochs
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"

@@ -1,15 +1,19 @@
 """FedTGP: Zhang et al., Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning, AAAI 2024.
 
-FedProto whose global prototypes T_c are not averages: a network of an embedding for each class and two linear layers
-makes them. Each round the server trains it on all prototypes P received, for each (P, c) on the cross-entropy of the
-scores -(||P - T_j|| + margin [j = c]): a prototype must be nearer to its own T_c than to any other by the margin, which
-is the largest of the gaps between a class's average prototype and the nearest other one's, at most `margin`.
-Clients minimise CE + lam MSE(f(x), T_y); inference is by the nearest T_c. Defaults are those of the authors' run_me.sh.
-As in the code, every class has a T_c, also one that no client of the round has, the network is kept over rounds and its
-optimiser is not, and a class's average counts clients alike.
-Deviations: prototypes of evaluation mode as in FedProto; before the first round's training the classifier predicts (the
-code does not score then); features have the network's own width, clients one network.
-Batch normalisation: statistics are the client's own, as its model is; prototypes are of evaluation mode.
+FedProto whose global prototypes T_c are trained. A network with an embedding for each class and two linear layers makes
+them. In each round the server trains it on all received prototypes P. For each (P, c) the loss is the cross-entropy of
+the scores -(||P - T_j|| + margin [j = c]). So a prototype must be nearer to its own T_c than to any other by the
+margin. The margin is the largest gap between a class's average prototype and the nearest other one, at most `margin`.
+Clients minimise CE + lam MSE(f(x), T_y). Inference gives the class of the nearest T_c. The defaults are those of the
+authors' run_me.sh. As in the code, every class has a T_c, even if no client of the round has it. The network is kept
+over rounds, its optimiser is not. A class's average counts clients equally.
+
+Deviations:
+- Prototypes are computed in evaluation mode, as in FedProto.
+- The classifier predicts before the first round's training. The code does not score then.
+- Features have the network's own width, and all clients have one network.
+
+Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
 """
 
 from __future__ import annotations
@@ -36,17 +40,17 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedTGP(FedProto):
-    """Own models, and prototypes that the server trains to keep apart.
+    """Each client has its own model; the server trains prototypes that are far apart.
 
     Server: tgp/embedding [K, d]; tgp/** [...]; trained []
     """
 
-    lam: float = at_least(0, 10.0)
-    weighting: str = one_of("clients", "samples")  # of a class's prototypes where gaps are measured
+    lam: float = at_least(0, 10.0)  # weight of the pull towards T
+    weighting: str = one_of("clients", "samples")  # weights in a class's average prototype, for the margin
     margin: float = at_least(0, 100.0)  # largest margin
-    epochs: int = at_least(0, 100)  # of the server, over the round's prototypes
-    batch: int = at_least(1, 10)  # prototypes a step
-    lr: float = positive(0.01)  # of the server (SGD)
+    epochs: int = at_least(0, 100)  # the server's epochs over the round's prototypes
+    batch: int = at_least(1, 10)  # prototypes in a step
+    lr: float = positive(0.01)  # learning rate of the server (SGD)
 
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
 

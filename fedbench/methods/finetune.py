@@ -1,10 +1,11 @@
 """Finetune: FedAvg (McMahan et al., AISTATS 2017), whose model each client trains a little before it is scored.
 
-The baseline of FedCollab (Bao et al., ICML 2023: 2 steps) and of many others (Yu et al., Salvaging Federated Learning
-by Local Adaptation, 2020). Training is FedAvg's; the tuned models are scored and thrown away.
-Presets tune all leaves, the head, or batch normalisation for one local work; `lpft` the head and then all, a local work
-each (linear probing, then fine-tuning: Kumar et al., ICLR 2022; Chen et al., arXiv 2511.12695, compare these in FL).
-Batch normalisation: running statistics are shared; tuning moves the client's copy.
+It is a baseline of FedCollab (Bao et al., ICML 2023: 2 steps) and of many others (Yu et al., Salvaging Federated
+Learning by Local Adaptation, 2020). Training is FedAvg's. The tuned models are scored and discarded.
+Presets tune all leaves, the head, or batch normalisation for one local work. `lpft` tunes the head and then all leaves,
+a local work each (linear probing, then fine-tuning: Kumar et al., ICLR 2022; Chen et al., arXiv 2511.12695, compare
+these in FL).
+Batch normalisation: running statistics are shared. Tuning moves the client's copy.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Finetune(FedAvg):
     steps: int | None = at_least(0, 2)  # mini-batch steps before scoring
     # epochs before scoring, if steps is null; both null: the protocol's local work
     epochs: int | None = at_least(0, None)
-    lr: float | None = positive(None)  # learning rate of those; null: the protocol's
+    lr: float | None = positive(None)  # learning rate of the tuning; null: the protocol's
     tuned: tuple[str, ...] = selectors(("*",))  # leaves that are tuned, see Task.select
-    probed: tuple[str, ...] = added(selectors(()))  # leaves that are tuned alone before, as long; (): none
+    probed: tuple[str, ...] = added(selectors(()))  # leaves that are tuned alone first, for equally long; (): none
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Yu et al., 2020"

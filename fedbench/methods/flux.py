@@ -1,22 +1,28 @@
 """FLUX: Fenoglio et al., Descriptor-Driven Clustered FL under Arbitrary Distribution Shifts, NeurIPS 2025.
 
-FedAvg for `cluster_round` rounds; then each client describes its samples once, the server groups the clients, and each
-group goes on alone from the global model. A descriptor is of the features under that model, projected on r = min(K, d)
-axes: their mean and standard deviation, of all samples and of each class (-1 where a class has no two samples), 2 + 2 K
-blocks of r numbers, each block brought to [0, 1] over all clients. The axes are the principal ones of 200 points drawn
-uniformly below 1.02 times the clients' largest feature, so that they need no data. DBSCAN joins clients in chains of
-distances up to eps, the elbow (Kneedle) of the sorted distances to the nearest other, times `eps_scale`; no client is
-noise, one without a neighbour is a group.
-A client that no round met needs no labels: it describes all its samples, two blocks, by the model of that moment, and
-takes the group whose members' mean is nearest in these.
-Only the abstract of the paper was at hand: what is above is the authors' code, flux/ and public/, with config.py's
-values, and there is no preset of the text.
-Deviations: the round is fixed (the code: the first after the third at which the mean accuracy had risen by less than
-0.06, which is the fourth as a rule); the largest feature is one of the training samples (the code: of validation
-samples); the pair whose distance is eps is near (in the code rounding decides); without an elbow eps is the largest of
-the distances (the code stops). The code's second score, of clients that took part as if they were new, is not built,
-nor its noise for privacy.
-Batch normalisation: within a group statistics are shared and averaged; descriptors use the running ones.
+FedAvg runs for `cluster_round` rounds. Then each client describes its samples once and the server groups the clients.
+Each group continues alone from the global model.
+A descriptor summarises the features under that model, projected on r = min(K, d) axes. It has the mean and the standard
+deviation of all samples and of each class (-1 if a class has fewer than two samples): 2 + 2 K blocks of r numbers. Each
+block is scaled to [0, 1] over all clients. The axes need no data: they are the principal axes of 200 points drawn
+uniformly below 1.02 times the clients' largest feature. DBSCAN joins clients in chains of distances up to eps. eps is
+the elbow (Kneedle) of the sorted distances to the nearest other client, times `eps_scale`. No client is noise; a client
+without a neighbour is a group.
+A client that no round met needs no labels. It describes all its samples, two blocks, by the model of that moment and
+joins the group whose members' mean is nearest in these blocks.
+
+We know only the abstract of the paper. The description follows the authors' code, flux/ and public/, with the values of
+config.py. No preset follows the text.
+
+Deviations:
+- The round is fixed. In the code it is the first after the third in which the mean accuracy rose by less than 0.06,
+  which is usually the fourth.
+- The largest feature comes from the training samples. In the code it comes from the validation samples.
+- The pair whose distance is eps counts as near. In the code rounding decides.
+- Without an elbow eps is the largest of the distances. The code stops.
+- The code's second score, of clients that took part as if they were new, is not built, nor is its noise for privacy.
+
+Batch normalisation: within a group statistics are shared and averaged. Descriptors use the running statistics.
 """
 
 from __future__ import annotations
@@ -41,12 +47,12 @@ from fedbench.methods.parts.clustered import Array, Coalitions, Labels, distance
 from fedbench.methods.parts.features import blocks
 from fedbench.models.task import Task
 
-POINTS, MARGIN = 200, 1.02  # that the axes are of; how far beyond the largest feature they reach
+POINTS, MARGIN = 200, 1.02  # points behind the axes; their limit, in units of the largest feature
 
 
 @dataclass(frozen=True)
 class FLUX(Coalitions):
-    """Clients grouped once by moments of their features, FedAvg in each group; others join by unlabelled samples.
+    """Clients are grouped once by moments of their features, with FedAvg in each group; new ones join without labels.
 
     Server: coalition [N]; base/* [M, ...]; seer/* [...]; px/axes [r, d]; px/centre [d]; px/low [2]; px/high [2];
         px/groups [M, 2, r]
@@ -56,7 +62,7 @@ class FLUX(Coalitions):
     """
 
     cluster_round: int = at_least(0, 3)  # rounds of FedAvg before clients are grouped
-    eps_scale: float = positive(1.0)  # times the elbow, the distance up to which clients are near
+    eps_scale: float = positive(1.0)  # factor on the elbow; the product is the largest distance of near clients
 
     paper: ClassVar[str] = "Fenoglio et al., NeurIPS 2025"
     unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "describes the features of each class"}

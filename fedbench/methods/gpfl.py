@@ -1,16 +1,22 @@
 """GPFL: Zhang et al., Simultaneously Learning Global and Personalized Feature Information for pFL, ICCV 2023.
 
-Features z go through a conditional valve, V(z, c) = relu(z (gamma(c) + 1) + beta(c)), gamma and beta each a linear
+Features z go through a conditional valve, V(z, c) = relu(z (gamma(c) + 1) + beta(c)). gamma and beta are each a linear
 layer, ReLU and layer normalisation (Eqs. 3, 4). Client i minimises (Eqs. 8 to 11)
 CE(h_i(V(z, p_i)), y) + CE(cos(V(z, g), E), y) + lambda ||V(z, g) - E^_y|| + mu ||V|| + mu ||E||
-over body, valve, class embeddings E and its own head h_i; E^ are the received E. Conditions are fixed in a round:
-g = mean_u E^_u and p_i = sum_u a_iu E^_u / K, a_i client i's shares of classes (Eqs. 5, 7). Body, V and E are averaged
-by n_i / n; a client is scored on h_i(V(z, p_i)).
-The code differs in four ways: `conditions` are of the client's own last E, before it receives the next, zero at first;
-p_i is not `divided` by K; the `distance` to E^ is one norm over a mini-batch, not a mean over its samples; V and E are
-under weight decay: their norms are `squared`, and halved.
-Deviations: shares a_i are of all samples (the code's loader leaves out what fills no batch); in the code clients that
-are not drawn receive E too, and have conditions of a round before.
+over body, valve, class embeddings E and its own head h_i. E^ are the received E. The conditions are fixed in a round: g
+= mean_u E^_u and p_i = sum_u a_iu E^_u / K, where a_i are client i's shares of classes (Eqs. 5, 7). Body, V and E are
+averaged by n_i / n. A client is scored on h_i(V(z, p_i)).
+
+The code differs in four ways, and each is a setting:
+- `conditions` come from the client's own last E, before it receives the next one. They start at zero.
+- p_i is not `divided` by K.
+- The `distance` to E^ is one norm over a mini-batch, not a mean over its samples.
+- V and E have weight decay, so their norms are `squared` and halved.
+
+Deviations:
+- The shares a_i count all samples. The code's loader leaves out samples that fill no mini-batch.
+- In the code clients that are not drawn receive E too, so their conditions are one round old.
+
 Batch normalisation: affine parameters and running statistics below the head are shared and averaged.
 """
 
@@ -39,7 +45,7 @@ LEAST = 1e-12  # of a sum of squares under a root, whose slope at zero is infini
 
 @dataclass(frozen=True)
 class GPFL(Method):
-    """A shared body with a valve that separates global features from those for the client's personal head.
+    """A shared body and a valve that separates global features from features for the client's personal head.
 
     Server: * [...], the body; valve/**; classes/embeddings [K, d]
     Memory: * [N, ...], the head; own/shares [N, K]; own/conditions [N, 2, d] if conditions are own, g and p_i
@@ -49,10 +55,10 @@ class GPFL(Method):
 
     lam: float = at_least(0, 0.01)  # lambda, weight of the distance to the received embeddings
     mu: float = at_least(0, 0.1)  # weight of the norms of valve and embeddings
-    conditions: str = one_of("received", "own")  # of the "received" embeddings, or the client's "own" last ones
+    conditions: str = one_of("received", "own")  # from the "received" embeddings, or the client's "own" last ones
     divided: bool = True  # p_i is a mean over classes, as in Eq. 7, not a sum
-    distance: str = one_of("sample", "batch")  # the mean over samples of a norm each, or one norm of all
-    squared: bool = False  # the norms of valve and embeddings
+    distance: str = one_of("sample", "batch")  # the mean of the norms of each "sample", or one norm of the "batch"
+    squared: bool = False  # true: the norms of valve and embeddings are squared and halved
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"

@@ -1,12 +1,16 @@
 """KMeans: Ghosh et al., Robust Federated Learning in a Heterogeneous Environment, arXiv 1906.06629, 2019.
 
-Every client minimises its own loss and sends the minimiser; the server groups these by k-means; then each group learns
-by itself. A minimiser here is what `pretrain_rounds` rounds of local work make of the initial weights.
-Not given by FedCollab's comparison, and chosen: k = 4, its true number of client types, ten rounds.
-All weights count in distances; `compared` selects some.
-Deviations: no defence against adversaries (the paper's third stage); a group runs FedAvg, from the initial weights; the
-best of several starts of k-means counts (parts/clustered.py).
-Batch normalisation: statistics do not count in distances; within a group they are shared and averaged.
+Every client minimises its own loss and sends the minimiser. The server groups the minimisers by k-means, and each group
+then learns alone. Here a minimiser is the result of `pretrain_rounds` rounds of local work from the initial weights.
+FedCollab's comparison does not state its settings. We chose k = 4, its true number of client types, and ten rounds. All
+weights count in the distances; `compared` selects some of them.
+
+Deviations:
+- There is no defence against adversaries (the paper's third stage).
+- A group runs FedAvg from the initial weights.
+- The best of several starts of k-means counts (parts/clustered.py).
+
+Batch normalisation: statistics do not count in distances. Within a group they are shared and averaged.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from fedbench.methods.parts.clustered import Coalitions, cluster_local_models, s
 
 @dataclass(frozen=True)
 class KMeans(Coalitions):
-    """Clients grouped once by where training alone leads them, FedAvg in each group.
+    """Clients are grouped once by their locally trained models, with FedAvg in each group.
 
     Server: coalition [N]; base/* [k, ...]
     Memory: nothing
@@ -33,9 +37,9 @@ class KMeans(Coalitions):
     Upload: * [...]
     """
 
-    k: int = at_least(1, 4)  # groups
-    pretrain_rounds: int = at_least(1, 10)  # rounds each client trains alone before it is grouped
-    # weights that distances are over, see Task.select
+    k: int = at_least(1, 4)  # number of groups
+    pretrain_rounds: int = at_least(1, 10)  # rounds that each client trains alone before it is grouped
+    # weights that the distances compare, see Task.select
     compared: tuple[str, ...] = added(selectors(("*",), among="weights"))
 
     paper: ClassVar[str] = "Ghosh et al., arXiv 1906.06629, 2019"

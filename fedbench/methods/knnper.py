@@ -1,12 +1,12 @@
 """kNN-Per: Marfoq et al., Personalized Federated Learning through Local Memorization, ICML 2022.
 
-FedAvg's model; each client keeps the features z of its training samples and their labels, and predicts
-lambda h_knn(x) + (1 - lambda) softmax(logits(x)), where h_knn's class probabilities are the normalised weights
-exp(-d(z, z_j)) of the k nearest samples. As in the authors' code d is the squared distance over (width of z) * scale.
-In pFedGraph's code (`votes: softmax`), which made FedSaC's row too, d is the squared distance itself and h_knn the
-softmax of the weights' sums by class: as these are at most k and often near 0, it is close to uniform.
-Both terms are probabilities. Nothing crosses the network beyond FedAvg's model.
-Batch normalisation: parameters and statistics are shared and averaged; features use the running ones.
+The model is FedAvg's. Each client keeps the features z of its training samples and their labels. It predicts lambda
+h_knn(x) + (1 - lambda) softmax(logits(x)). The class probabilities h_knn are the normalised weights exp(-d(z, z_j)) of
+the k nearest samples. As in the authors' code, d is the squared distance over (width of z) * scale.
+In pFedGraph's code (`votes: softmax`), which also produced FedSaC's row, d is the squared distance itself and h_knn the
+softmax of the weights' sums by class. These sums are at most k and often near 0, so that h_knn is close to uniform.
+Both terms are probabilities. No message but FedAvg's model crosses the network.
+Batch normalisation: parameters and statistics are shared and averaged. Features use the running statistics.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class KNNPer(FedAvg):
-    """FedAvg, interpolated with the nearest neighbours among a client's own samples."""
+    """FedAvg's prediction, interpolated with the nearest neighbours among a client's own samples."""
 
-    k: int = at_least(1, 10)  # neighbours
-    weight: float = share(0.5)  # lambda, of the neighbours against the model
+    k: int = at_least(1, 10)  # number of neighbours
+    weight: float = share(0.5)  # lambda, weight of the neighbours against the model
     scale: float = positive(1.0)  # width of their kernel
     # h_knn: "shares" of the weights, or the "softmax" of their sums by class, without a scale (pFedGraph's code)
     votes: str = added(one_of("shares", "softmax"))

@@ -1,8 +1,9 @@
 """LG-FedAvg: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020.
 
-Algorithm 1: the lower layers (local representations) stay on their client, the upper ones are averaged by n_k / n;
-both train together. The opposite of FedPer. Deviation: no FedAvg warm-up. Batch normalisation below the head is
-private.
+Algorithm 1: the lower layers (local representations) stay on their client, and the upper layers are averaged by n_k /
+n. Both train together. It is the opposite of FedPer.
+Deviation: there is no FedAvg warm-up.
+Batch normalisation: below the head it is private.
 """
 
 from __future__ import annotations

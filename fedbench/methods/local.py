@@ -1,4 +1,4 @@
-"""Local: every client trains alone; the reference of IPR and RSD. FedAvg with every leaf private."""
+"""Local: every client trains alone. It is the reference of IPR and RSD, and FedAvg with every leaf private."""
 
 from __future__ import annotations
 

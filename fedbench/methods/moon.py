@@ -1,11 +1,12 @@
 """MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
 
-Eq. 4: client k minimises F_k(w) + mu l_con, per sample l_con (Eq. 3) = -log [ exp(s_glob / tau) / (exp(s_glob / tau)
-+ exp(s_prev / tau)) ], s_glob and s_prev the cosine similarities of the representation z(w) to those of the received
-model and of the client's previous local model, which it keeps (at first: the received one, where l_con is the
-constant log 2). Deviation: z is what the classifier layer sees; the paper puts a two-layer projection head before it,
-which the benchmarks that compare models of a given shape leave out.
-Batch normalisation: running statistics are shared; the two models compared with use theirs and move nothing.
+Eq. 4: client k minimises F_k(w) + mu l_con. For each sample l_con (Eq. 3) = -log [ exp(s_glob / tau) / (exp(s_glob /
+tau) + exp(s_prev / tau)) ]. s_glob and s_prev are the cosine similarities of the representation z(w) to those of the
+received model and of the client's previous local model. The client keeps its previous local model. Before its first
+round that is the received model, and l_con is the constant log 2.
+Deviation: z is the input of the classifier layer. The paper puts a two-layer projection head before it; benchmarks that
+compare models of a given shape leave it out.
+Batch normalisation: running statistics are shared. The two reference models use their own and move none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """FedAvg with a contrast between the global and the client's previous representation.
+    """FedAvg with a contrastive loss between the global and the client's previous representation.
 
     Memory: previous/* [N, ...], the last local model; private/* [N, ...] if private
     """

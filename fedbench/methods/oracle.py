@@ -1,8 +1,8 @@
-"""Oracle: coalitions given beforehand, and any method inside each: what a clustered method reaches that finds these.
+"""Oracle: coalitions given beforehand, and any method inside each; what a clustered method that finds them can reach.
 
-The usual upper bound of clustered federated learning, if the coalitions are the partition's own types of clients; with
-others, what a method that found those would have reached. A clustered method inside groups all clients first, across
-these coalitions.
+If the coalitions are the partition's own types of clients, this is the usual upper bound of clustered federated
+learning. With other coalitions it is the result of a method that finds those. If the method inside is a clustered one,
+it first groups all clients, across these coalitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Oracle(Coalitions):
-    """Nothing is looked for: the user says who is together.
+    """The user gives the coalition of each client.
 
     Server: coalition [N]; base/** [M, ...], a base server each
     Memory: ** [N, ...] if the base has any
@@ -33,7 +33,7 @@ class Oracle(Coalitions):
     """
 
     base: Any = field(default_factory=default_base)  # the method inside
-    # number of each client's coalition, in the clients' order; (): all in one
+    # coalition number of each client, in the clients' order; (): all clients are in one
     coalition: tuple[int, ...] = at_least(0, ())
 
     paper: ClassVar[str] = "-"

@@ -1,7 +1,7 @@
 """Any method inside each modality: a separate server for the clients of each.
 
 FedSaC's Table 2 runs FedAvg and pFedGraph in this way, "executing tasks separately within each modality". With one
-modality it is the inner method. A method that prepares with all clients' data before round 0 cannot be inside.
+modality this is the inner method. The inner method cannot be one that prepares with all clients' data before round 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedbench.models.task import Task
 class PerKind(WrapperMethod):
     """A base server for each modality.
 
-    Server: kind [N], its name's place in their order; base/**, which of several modalities is base:MODALITY/**
+    Server: kind [N], the place of its modality's name in their order; base/**, or base:MODALITY/** if there are several
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's

@@ -1,13 +1,17 @@
 """Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020.
 
-Minimises the mean of F_i(w) = f_i(w - alpha grad f_i(w)) (Eq. 3). Algorithm 1, a local step:
+It minimises the mean of F_i(w) = f_i(w - alpha grad f_i(w)) (Eq. 3). A local step of Algorithm 1 is
   w~ = w - alpha grad f(w; D),   w <- w - beta (I - alpha hess f(w; D'')) grad f(w~; D').
-`order`: "first" drops the Hessian (FO); "hessian_free" (HF) takes hess f(w) g = [grad f(w + delta g) -
-grad f(w - delta g)] / (2 delta); "full" differentiates through the inner step. A client is scored after `adapt_steps`
-steps at rate alpha, or `adapt_epochs` epochs (FL-bench, and so pFedSim's comparison). FedCollab uses "first".
-Deviations: D and D' are the two halves of one mini-batch (of a single sample both are that sample) and D'' = D, so that
-"full" is the exact gradient of f(w - alpha grad f(w; D); D'); averages are by n_k / n.
-Batch normalisation: running statistics are shared; each forward pass on D, then D', moves them.
+`order` sets the Hessian: "first" drops it (FO), "hessian_free" (HF) takes hess f(w) g = [grad f(w + delta g) - grad f(w
+- delta g)] / (2 delta), and "full" differentiates through the inner step. FedCollab uses "first". A client is scored
+after `adapt_steps` steps at rate alpha, or after `adapt_epochs` epochs (FL-bench, and so pFedSim's comparison).
+
+Deviations:
+- D and D' are the two halves of one mini-batch; with a single sample both are that sample. D'' = D, so "full" is the
+  exact gradient of f(w - alpha grad f(w; D); D').
+- Averages are weighted by n_k / n.
+
+Batch normalisation: running statistics are shared. The forward pass on D moves them, and so does the one on D'.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ from fedbench.models.task import Task, gradient
 class PerFedAvg(FedAvg):
     """A model that is good after one step of adaptation."""
 
-    alpha: float = at_least(0, 0.01)  # rate of the inner step, and of the adaptation before scoring
-    beta: float | None = positive(None)  # rate of the meta step; null: the protocol's learning rate
-    order: str = one_of("first", "hessian_free", "full")
-    delta: float = positive(0.001)  # finite difference of hessian_free
+    alpha: float = at_least(0, 0.01)  # learning rate of the inner step and of the adaptation before scoring
+    beta: float | None = positive(None)  # learning rate of the meta step; null: the protocol's
+    order: str = one_of("first", "hessian_free", "full")  # the Hessian: dropped, by differences, or exact
+    delta: float = positive(0.001)  # step of hessian_free's finite difference
     adapt_steps: int = at_least(0, 1)  # mini-batch steps before scoring
-    adapt_epochs: int | None = added(at_least(1, None))  # epochs in their place; null: the steps
+    adapt_epochs: int | None = added(at_least(1, None))  # epochs in place of adapt_steps; null: the steps
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"

@@ -1,19 +1,25 @@
 """pFedFDA: McLaughlin & Su, Personalized Federated Learning via Feature Distribution Adaptation, NeurIPS 2024.
 
-The classifier is a linear discriminant of features z: with class means mu, one covariance S (shrunk to (1 - eps) S +
-eps tr(S) / d I) and class shares pi, logit_c = mu_c^T S^-1 z - mu_c^T S^-1 mu_c / 2 + log pi_c.
-A client receives body, mu and S; under the frozen discriminant of these and its own pi it trains the body. Then it
-estimates mu and S of its own features and sends b mu_own + (1 - b) mu, likewise S, and the body; all are averaged
-by samples. Each client's b, one for means and one for S (`betas: single`: one for both; `local`: 1), minimises the
-cross-entropy of such discriminants in two-fold cross-validation. It is scored by the received body and the discriminant
-of its own features and the received mu and S, b chosen anew.
-The authors' code adds 1e-4 to every entry of an estimated S and a whole identity (`shift`, `ridge`), where 1e-4 times
-the identity may be meant; its pull to the nearest positive definite matrix then does nothing and is left out. The
-default follows it, chosen after a look: with a ridge of 1e-4 and no shift training diverged on digits.
-Deviations: features are those of the trained body in evaluation mode (the code keeps those of training steps); b is
-found on a grid of tenths, then of fiftieths around the best (the code: ten steps of L-BFGS from .5); folds alternate
-in the order of a class's samples; a client scored has a mean of its own for each class it has (the code: from three
-samples on); the protocol draws clients, also in the last round. Solving for S takes d^3: slow beyond a width of 512.
+The classifier is a linear discriminant of the features z. It has class means mu, one covariance S (shrunk to (1 - eps)
+S + eps tr(S) / d I) and class shares pi: logit_c = mu_c^T S^-1 z - mu_c^T S^-1 mu_c / 2 + log pi_c.
+A client receives body, mu and S. It trains the body under the frozen discriminant of these and its own pi. Then it
+estimates mu and S of its own features. It sends the body, b mu_own + (1 - b) mu, and S mixed likewise. The server
+averages all of them by samples. Each client has one b for means and one for S (`betas: single`: one for both; `local`:
+1). They minimise the cross-entropy of such discriminants in two-fold cross-validation. A client is scored by the
+received body and the discriminant of its own features and the received mu and S, with a newly chosen b.
+
+The authors' code adds 1e-4 to every entry of an estimated S, and a whole identity (`shift`, `ridge`). It may mean 1e-4
+times the identity. Its projection to the nearest positive definite matrix then has no effect and is left out. The
+default follows the code. We chose it after a trial: with a ridge of 1e-4 and no shift training diverges on digits.
+
+Deviations:
+- Features are those of the trained body in evaluation mode. The code keeps the features of the training steps.
+- b is found on a grid of tenths, then of fiftieths around the best. The code makes ten steps of L-BFGS from .5.
+- Folds alternate in the order of a class's samples.
+- A client is scored with its own mean for each class that it has. The code needs three samples of the class.
+- The protocol draws clients in every round, including the last.
+
+Solving for S takes d^3 operations, which is slow for widths above 512.
 Batch normalisation: running statistics are shared and averaged.
 """
 
@@ -42,7 +48,7 @@ FOLDS = 2
 
 @dataclass(frozen=True)
 class PFedFDA(Method):
-    """A shared body, and on each client the discriminant of Gaussians between its own and the average ones.
+    """A shared body, and on each client a discriminant that mixes its own with the average class Gaussians.
 
     Server: * [...], the body; gaussian/means [K, d]; gaussian/covariance [d, d]
     Memory: nothing
@@ -50,10 +56,10 @@ class PFedFDA(Method):
     Upload: * [...]; gaussian/means [K, d]; gaussian/covariance [d, d]
     """
 
-    betas: str = one_of("two", "single", "local")  # weights of a client's own statistics
-    eps: float = positive(1e-4)  # of shrinkage, and the least share of a class before normalising
+    betas: str = one_of("two", "single", "local")  # weights b of own statistics: "two", a "single" one, or 1 ("local")
+    eps: float = positive(1e-4)  # weight of the shrinkage, and the least share of a class before normalising
     ridge: float = at_least(0, 1.0)  # added to the diagonal of an estimated covariance
-    shift: float = at_least(0, 1e-4)  # added to all its entries
+    shift: float = at_least(0, 1e-4)  # added to all entries of an estimated covariance
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "McLaughlin & Su, NeurIPS 2024"

@@ -1,10 +1,10 @@
 """pFedGraph: Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023.
 
-Row i of the graph minimises over the simplex alpha sum_j (W_ij - p_j)^2 - sum_j W_ij S_ij, S the cosines between
-models and p_j = n_j / n: the projection of p + S_i / (2 alpha). So it is FedSaC with alpha = 0 and beta = 1 / alpha
-there. The fields shared with FedSaC, and where text and code differ, are described in `CosineMixing`.
-Where a round draws some of the clients the graph is over these, p too; the others keep the mixture they had.
-Batch normalisation: statistics are mixed like weights, unless they are private, and are in no cosine.
+Row i of the graph minimises over the simplex alpha sum_j (W_ij - p_j)^2 - sum_j W_ij S_ij, where S are the cosines
+between models and p_j = n_j / n. This is the projection of p + S_i / (2 alpha). So it equals FedSaC with alpha = 0 and
+beta = 1 / alpha. `CosineMixing` describes the fields shared with FedSaC, and where text and code differ.
+If a round draws a part of the clients, the graph and p are over these. The other clients keep their last mixture.
+Batch normalisation: statistics are mixed like weights, unless they are private. No cosine includes them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PFedGraph(CosineMixing):
     Upload: * [...]
     """
 
-    alpha: float = positive(0.8)  # how much closeness to p counts against similarity
-    lam: float = at_least(0, 0.01)
+    alpha: float = positive(0.8)  # weight of closeness to p against similarity
+    lam: float = at_least(0, 0.01)  # lambda, weight of the cosine to the received mixture
 
     paper: ClassVar[str] = "Ye et al., ICML 2023"
 

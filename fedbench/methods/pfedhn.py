@@ -1,12 +1,12 @@
 """pFedHN: Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021.
 
-Algorithm 1. The server holds embeddings v_i and a hypernetwork h; client i receives theta_i = h(v_i; phi), trains it
-and returns the change Delta theta_i = theta_i - theta~_i; phi and v_i move against the vector-Jacobian product
-(d theta_i / d (phi, v_i))^T Delta theta_i by SGD with momentum. h: an MLP with `layers` hidden layers after the
+Algorithm 1. The server holds embeddings v_i and a hypernetwork h. Client i receives theta_i = h(v_i; phi), trains it to
+theta~_i and returns the change Delta theta_i = theta_i - theta~_i. phi and v_i step against the vector-Jacobian product
+(d theta_i / d (phi, v_i))^T Delta theta_i by SGD with momentum. h is an MLP with `layers` hidden layers after the
 first, ReLU between them, and a linear map of the last to all weights. The gradient of a cohort is the mean over its
-clients (the paper: one client a round, protocol.cohort=1). Settings of FedSaC's comparison: embedding 20, width 100, 3
-layers, momentum .9, weight decay .001, gradient norm clipped at 50.
-Batch normalisation: affine parameters and statistics stay on the clients, the hypernetwork does not make them.
+clients. In the paper a round has one client (protocol.cohort=1). Settings of FedSaC's comparison: embedding 20, width
+100, 3 layers, momentum .9, weight decay .001, gradient norm clipped at 50.
+Batch normalisation: affine parameters and statistics stay on the clients. The hypernetwork does not make them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class PFedHN(FedAvg):
-    """Personal models made by one network on the server.
+    """A hypernetwork on the server makes each client's personal model.
 
     Server: phi/*, the hypernetwork and embeddings [N, e]; momentum/*, of phi; like/* [1, ...], the shapes it makes
     Message: * [...], theta_i
@@ -42,9 +42,9 @@ class PFedHN(FedAvg):
     embedding: int = at_least(1, 20)  # width of a client's embedding
     hidden: int = at_least(1, 100)  # width of the hypernetwork
     layers: int = at_least(0, 3)  # hidden layers after the first
-    lr: float = positive(0.01)  # of the hypernetwork
-    momentum: float = share(0.9, below=True)
-    weight_decay: float = at_least(0, 1e-3)
+    lr: float = positive(0.01)  # learning rate of the hypernetwork
+    momentum: float = share(0.9, below=True)  # its momentum
+    weight_decay: float = at_least(0, 1e-3)  # its weight decay
     clip: float = positive(50.0)  # largest norm of its gradient
     private: tuple[str, ...] = selectors(("@norm",), may_be_empty=True)
 

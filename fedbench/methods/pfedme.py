@@ -1,17 +1,18 @@
 """pFedMe: T Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
-Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. Algorithm 1, for each mini-batch:
-theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta = `lr`. That step
-is no gradient step of the protocol's optimiser: no momentum, weight decay or clipping. Server:
-w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored.
-As the authors' code has it by default: theta starts a round at the received w and goes on from one mini-batch to the
-next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`), and it leaves open where the K steps start: `restart`
-starts them anew at the client's current w for each mini-batch (as FedCollab's code does), else theta may drift further
+Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. For each mini-batch Algorithm 1 takes K
+gradient steps at `personal_lr` on that bracket for theta, then w <- w - eta lambda (w - theta) with eta = `lr`. The
+step on w is not a gradient step of the protocol's optimiser: it has no momentum, weight decay or clipping. Server:
+w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is scored.
+
+As in the default of the authors' code, theta starts a round at the received w and continues from one mini-batch to the
+next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`). It leaves open where the K steps start. `restart`
+starts them at the client's current w for each mini-batch, as FedCollab's code does. Without it theta may drift further
 from w than K steps reach.
-The code adds a weight decay of .001 to theta's gradients (`weight_decay`). pFedGraph's code, which made FedSaC's row
-too, has it as well and scores w_i after training (`scored: w`).
-Deviation: clients outside the cohort do not train (the paper: all do, and a sample is averaged).
-Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
+The code adds a weight decay of .001 to theta's gradients (`weight_decay`). So does pFedGraph's code, which also
+produced FedSaC's row; it scores w_i after training (`scored: w`).
+Deviation: clients outside the cohort do not train. In the paper all clients train, and a sample of them is averaged.
+Batch normalisation: only theta meets data, so the client uses theta's running statistics and uploads them.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class PFedMe(Method):
     """
 
     lam: float = at_least(0, 15.0)  # lambda, strength of the pull towards the global model
-    inner_steps: int = at_least(1, 5)  # K
-    personal_lr: float = at_least(0, 0.01)  # of the K steps
-    beta: float = at_least(0, 1.0)  # server mixing; 1: the clients' average
+    inner_steps: int = at_least(1, 5)  # K, the number of steps on theta
+    personal_lr: float = at_least(0, 0.01)  # learning rate of the K steps
+    beta: float = at_least(0, 1.0)  # weight of the clients' average in the server's new model
     restart: bool = added(False)  # each mini-batch's K steps start at w, not at the last theta
-    uniform: bool = added(False)  # clients count alike, not by their samples
-    lr: float | None = added(positive(None))  # eta, rate of the step on w; None: the protocol's
-    weight_decay: float = added(at_least(0, 0.0))  # on theta, beside the bracket
-    scored: str = added(one_of("theta", "w"))  # which of a client's two models is its own: "theta", or "w" (w_i)
+    uniform: bool = added(False)  # true: clients count equally, not by their samples
+    lr: float | None = added(positive(None))  # eta, learning rate of the step on w; null: the protocol's
+    weight_decay: float = added(at_least(0, 0.0))  # weight decay of theta, in addition to the bracket
+    scored: str = added(one_of("theta", "w"))  # which of a client's two models is scored: "theta", or "w" (w_i)
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"

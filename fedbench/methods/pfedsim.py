@@ -1,18 +1,20 @@
 """pFedSim: Tan et al., pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning, 2023.
 
-Algorithm 2. Generalisation: floor(rho T) rounds of FedAvg. Personalisation: a selected client receives omega_i =
-sum_j Phi_ij omega_j / sum_j Phi_ij over the extractors of all clients, selected or not, and its own classifier phi_i
-(Eq. 4), trains and returns both. Then, for pairs selected in one round (Eq. 3), K classes,
-Phi_ij = - 1/K sum_c log(1 - max(0, cos(phi_i,c, phi_j,c))); Phi is the identity before.
-Paper and authors' code disagree in:
-- `log_of_mean`: the code takes the logarithm once, of the cosines' mean over classes;
-- `self_weight`: Phi_ii is 1 in the paper (the identity), -log(1 - .9999) = 9.21 in the code. The paper has Phi in
-  [0, 1]; by Eq. 3 trained classifiers come to 6 on average, so that a client's own extractor weighs 2 % or less;
-- `scored`: "mixed", the mixture that a client would be sent, which the paper calls its personalised model, or "own",
-  what it trained last, as Algorithm 2 may be read too, and as the code has it.
-As in the code, phi_i,c is row c of the classifier's weights, without bias.
-Batch normalisation: affine parameters are part of the extractor and mixed, running statistics never leave a client
-(code; `private`).
+Algorithm 2. Generalisation: floor(rho T) rounds of FedAvg. Personalisation: a selected client receives the extractor
+omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij over all clients, selected or not, and its own classifier phi_i (Eq. 4).
+It trains and returns both. Then Eq. 3 updates Phi for the pairs selected in the round, with K classes: Phi_ij = - 1/K
+sum_c log(1 - max(0, cos(phi_i,c, phi_j,c))). Before its first update Phi is the identity.
+
+Paper and authors' code differ in these settings:
+- `log_of_mean`: the code takes one logarithm, of the cosines' mean over classes.
+- `self_weight`: Phi_ii is 1 in the paper (the identity) and -log(1 - .9999) = 9.21 in the code. The paper has Phi in
+  [0, 1]. By Eq. 3 trained classifiers reach 6 on average, so a client's own extractor weighs 2 % or less.
+- `scored`: "mixed" is the mixture that a client would be sent, which the paper calls its personalised model. "own" is
+  the model that it trained last, as in the code; Algorithm 2 may also be read so.
+
+As in the code, phi_i,c is row c of the classifier's weights, without the bias.
+Batch normalisation: affine parameters belong to the extractor and are mixed. Running statistics never leave a client,
+as in the code (`private`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ CLOSEST = 1e-12  # smallest 1 - cosine: equal classifiers have a finite similari
 
 @dataclass(frozen=True)
 class PFedSim(ModelStore):
-    """Extractors mixed by the similarity of classifiers; classifiers personal.
+    """Extractors are mixed by the similarity of classifiers; classifiers are personal.
 
     Server: model/* [N, ...]; phi [N, N]
     Memory: * [N, ...] if private; own/* [N, ...] if scored is own; trained [N] if scored is own
@@ -48,10 +50,10 @@ class PFedSim(ModelStore):
     Upload: * [...]
     """
 
-    rho: float = share(0.5)  # share of the rounds that are FedAvg's
-    log_of_mean: bool = False  # the code: true
+    rho: float = share(0.5)  # share of the rounds that run FedAvg
+    log_of_mean: bool = False  # Eq. 3 takes the logarithm of the mean over classes; the code: true
     self_weight: float = positive(1.0)  # Phi_ii; the code: 9.2103
-    # "mixed": the model as sent; "own": as last trained on the client (code)
+    # "mixed": the mixture that the client is sent; "own": the model that it trained last (code)
     scored: str = one_of("mixed", "own")
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
 

@@ -1,12 +1,12 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
 
-Algorithm 1, client i: y <- y - eta_l (g_i(y) - c_i + c) from y = x, then a new control variate (Eq. 4), option I:
-c_i' = g_i(x), the gradient at the received model on all own samples; II: c_i' = c_i - c + (x - y) / (K eta_l).
-Server (Eq. 5): x += eta_g mean_S(y_i - x), c += |S| / N mean_S(c_i' - c_i).
-The paper averages clients uniformly and so minimises the unweighted mean of the clients' losses; `weighted` takes n_i
-/ n as FedAvg does. Deviation: with local momentum, K of option II is FedNova's ||a||_1, so that c_i' stays a mean
-gradient.
-Batch normalisation: running statistics are shared, averaged like the models; control variates are of weights alone.
+Algorithm 1, client i: y <- y - eta_l (g_i(y) - c_i + c) from y = x. The new control variate (Eq. 4) is, by option I,
+c_i' = g_i(x), the gradient at the received model on all own samples, or, by option II, c_i' = c_i - c + (x - y) / (K
+eta_l). Server (Eq. 5): x += eta_g mean_S(y_i - x), c += |S| / N mean_S(c_i' - c_i).
+The paper averages clients uniformly and so minimises the unweighted mean of the clients' losses. `weighted` takes n_i /
+n as FedAvg does.
+Deviation: with local momentum the K of option II is FedNova's ||a||_1, so that c_i' stays a mean gradient.
+Batch normalisation: running statistics are shared and averaged like the models. Control variates cover weights only.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Scaffold(Method):
     Upload: change/* [...], of the weights; control/* [...], of c_i; statistics/* [...] if batch normalisation
     """
 
-    option: int = one_of(2, 1)  # of the control variate: 1 a full gradient, 2 the mean of the local ones
+    option: int = one_of(2, 1)  # control variate: 1 the full gradient, 2 the mean of the local gradients
     server_lr: float = positive(1.0)  # eta_g
-    weighted: bool = False  # true: clients count by their samples
+    weighted: bool = False  # true: clients are weighted by their samples
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 

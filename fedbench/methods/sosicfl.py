@@ -1,31 +1,34 @@
 """SosicFL: Solution Simplex Clustering for Heterogeneous Federated Learning, arXiv 2403.03333, 2024.
 
-The model's `simplex` leaves are M+1 endpoints theta_m; alpha in the simplex makes of them w = sum_m alpha_m theta_m.
-Section 3.3: clients' label distributions -> LDA -> alpha_k -> clusters with centres mu_c -> subregions
-R_c = {alpha: ||alpha - mu_c||_1 <= rho * mean distance of all centres from all points of the simplex}.
+The model's `simplex` leaves have M+1 endpoints theta_m. A point alpha of the simplex gives the model w = sum_m alpha_m
+theta_m. Section 3.3: clients' label distributions -> LDA -> alpha_k -> clusters with centres mu_c -> subregions R_c =
+{alpha: ||alpha - mu_c||_1 <= rho * mean distance of all centres from all points of the simplex}.
 Eq. 8: a local step draws alpha from the client's subregion, theta_m -= alpha_m lr grad F_k(w). Eq. 9: endpoints are
-averaged as in FedAvg. Section 3.5: global model alpha = 1 / (M+1), client model alpha = mu of its cluster.
+averaged as in FedAvg. Section 3.5: the global model has alpha = 1 / (M+1), a client's model alpha = mu of its cluster.
 SosicFL-All: `simplex: ["*"]`. Late start (Section 4.3): before `start_round` every subregion is the whole simplex.
 
-The paper is of two minds; each is a setting: alpha is drawn at every step (Section 3.2, the default, as in the code) or
-Omega_tr = 1 times a round and used in turn (3.4 and Appendix A, `samples`); clustering is in Hilbert's metric by its
-name, "with the L1-distance" by the text (`metric`, by default the former). The authors' code (preset `code`): one bias
-(`simplex: ["head.weight"]`), alpha = centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from round
-250 on (`start_round`) each client's centre is a projection of its trained endpoints' principal components
-(`positions: trained`).
-M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
-clusters in one place; tables take ten there, as the authors' later code does.
-Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
-It was published as Floco: Grinwald et al., Federated Learning over Connected Modes, NeurIPS 2024, whose code this is
-(presets `floco` and `floco_plus`).
+The paper contradicts itself in two points, and each is a setting:
+- `samples`: alpha is drawn at every step (Section 3.2; the default, as in the code), or Omega_tr = 1 times a round and
+  used in turn (3.4 and Appendix A).
+- `metric`: the name of the clustering means Hilbert's metric (the default). The text says "with the L1-distance".
 
-SosicFL+ (Section 3.6) is Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps
-endpoints of its own that minimise
-E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored by these at the
-centre of R_k (the code draws from the whole simplex and scores at its middle). The paper applies Ditto "after SosicFL
-training"; here, as in Ditto (Algorithm 1), a round ends with it. lambda is not stated (Ditto's 1); Omega_tr = 10 draws
-of alpha a round for its own endpoints (Appendix A, which is not followed for the shared ones). The global model is
-SosicFL's, as Ditto's is FedAvg's: their curves are the same, while the published ones differ.
+The authors' code (preset `code`) has one bias (`simplex: ["head.weight"]`) and draws alpha = centre + U(0, rho) u even
+outside the simplex (`sampling: unprojected`). From round 250 on (`start_round`) each client's centre is a projection of
+its trained endpoints' principal components (`positions: trained`).
+The paper states M for 2-Fold only (1). With three endpoints the five groups of 5-Fold lie on three corners, so two
+pairs of clusters coincide. Tables take ten endpoints there, as the authors' later code does.
+Batch normalisation: running statistics are shared and averaged. Affine parameters have endpoints only in SosicFL-All.
+The published version is Floco: Grinwald et al., Federated Learning over Connected Modes, NeurIPS 2024. The code
+described here is Floco's (presets `floco` and `floco_plus`).
+
+SosicFL+ (Section 3.6) is Ditto on the solution simplex. Client k trains SosicFL's shared endpoints and keeps endpoints
+of its own that minimise
+E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2.
+It is scored by these at the centre of R_k. The code draws from the whole simplex and scores at its middle. The paper
+applies Ditto "after SosicFL training"; here a round ends with it, as in Ditto (Algorithm 1). lambda is not stated; we
+take Ditto's 1. The client's own endpoints use Omega_tr = 10 draws of alpha a round (Appendix A, which the shared
+endpoints do not follow). The global model is SosicFL's, as Ditto's is FedAvg's. So their curves are equal here, while
+the published ones differ.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {
 
 @dataclass(frozen=True)
 class SosicFL(Method):
-    """Federated simplex learning, every cluster of clients in its own subregion.
+    """Federated simplex learning; every cluster of clients has its own subregion.
 
     Server: * [...] if without endpoints; endpoints/* [E, ...]; region/center [N, E]; region/radius []
     Memory: nothing
@@ -67,19 +70,19 @@ class SosicFL(Method):
 
     # M + 1; beyond 30, simplex.uniform can reject all but one draw in thousands
     endpoints: int = within(1, 30, 3)
-    # parameters with endpoints; the others are one model's
+    # parameters with endpoints; the other parameters are those of one model
     simplex: tuple[str, ...] = selectors(("@head",), among="weights")
-    clusters: int = at_least(1, 10)  # C
-    # radius of a subregion, in mean distances; of `unprojected` draws: as it is
+    clusters: int = at_least(1, 10)  # C, the number of clusters
+    # radius of a subregion in units of the mean distance; with "unprojected" draws the radius itself
     rho: float = at_least(0, 0.4)
     # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
     samples: int | None = at_least(1, None)
-    # t~: rounds on the whole simplex before subregions are assigned. Earlier versions prepared before round 1 whatever
-    # it said, so that their checkpoints hold other things: late starts have keys of their own.
+    # Late starts have keys of their own, because checkpoints of earlier versions prepare before round 1 in any case.
+    # t~: rounds on the whole simplex before subregions are assigned
     start_round: int = keyed(at_least(0, 0), lambda start: start and f"prepares after {start}")
-    positions: str = one_of("lda", "trained")  # of clients: "lda" and clusters, or "trained" endpoints
-    metric: str = one_of("hilbert", *METRICS)  # of the clusters: "hilbert" or "l1"
-    sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
+    positions: str = one_of("lda", "trained")  # clients' positions: "lda" and clusters, or "trained" endpoints
+    metric: str = one_of("hilbert", *METRICS)  # metric of the clustering
+    sampling: str = one_of("uniform", *SAMPLERS)  # draws of alpha: "uniform" in the subregion, or "unprojected"
 
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
 
@@ -204,15 +207,15 @@ def model_at(work: Tree, alpha: Tensor) -> Tree:
 
 @dataclass(frozen=True)
 class SosicFLPlus(SosicFL):
-    """SosicFL, and personal endpoints pulled towards the shared ones.
+    """SosicFL with additional personal endpoints that are pulled towards the shared ones.
 
     Memory: personal/* [N, ...] if without endpoints; personal/endpoints/* [N, E, ...]
     """
 
     lam: float = at_least(0, 1.0)  # lambda, strength of the pull
-    # on the personal endpoints; null: as many as on the shared ones
+    # epochs of the personal endpoints; null: as many as of the shared ones
     personal_epochs: int | None = at_least(0, None)
-    # Omega_tr of the personal endpoints; null: a new alpha every step
+    # Omega_tr of the personal endpoints, draws of alpha a round; null: a new one every step
     personal_samples: int | None = at_least(1, 10)
 
     family: ClassVar[str] = "personalised"

@@ -37,6 +37,7 @@ def test_a_docstring_keeps_its_ends_of_lines_its_code_and_its_signs() -> None:
     assert make_site.prose(f"A: w_k * 2.\n{long}\nend `a_b`\n\n    for k:") == (
         f"A: w\\_k \\* 2.\\\n{long}\nend `a_b`\n\n```text\n    for k:\n```\n"
     )
+    assert make_site.prose("A:\n- b\n- c") == "A:\n- b\n- c\n", "an item needs no sign at the end of a line"
 
 
 def test_options_have_their_default_domain_and_comment_and_those_that_are_varied_come_first() -> None:

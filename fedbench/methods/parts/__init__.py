@@ -1,1 +1,1 @@
-"""Parts of several methods: collaboration graphs, coalitions, passes over a client's samples, the simplex."""
+"""Parts that several methods share: collaboration graphs, coalitions, passes over a client's samples, the simplex."""

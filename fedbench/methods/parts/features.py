@@ -1,7 +1,8 @@
 """Passes over all of a client's samples, and the subspaces that their features span.
 
 Samples are taken in blocks, so that the activations of a large client fit in memory. A subspace represents a client's
-data (FedSaC, Eqs. 5-7): the leading singular directions of its features, and the angles between those of two clients.
+data (FedSaC, Eqs. 5-7) by the leading singular directions of its features. Two clients are compared by the angles
+between their subspaces.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedbench.core.trees import Tree
 from fedbench.models.task import Task
 
 BLOCK = 512  # samples a forward pass
-NEGLIGIBLE = 1e-6  # share of the largest eigenvalue below which a direction is no direction of the data
+NEGLIGIBLE = 1e-6  # directions below this share of the largest eigenvalue do not count as directions of the data
 
 
 def blocks(batch: Batch, size: int = BLOCK) -> Iterator[Batch]:
@@ -83,8 +84,9 @@ def directions(products: Tree, rank: int) -> Tensor:
 class _Eigh(torch.autograd.Function):
     """`torch.linalg.eigh`, and in double precision where that fails: [..., d] and [..., d, d] of gram [..., d, d].
 
-    LAPACK's divide and conquer does not converge, or gives nan, for some finite matrices of a rank far below d, which
-    clients with a few samples have. A function of its own, as that depends on values, which vmap does not show.
+    LAPACK's divide and conquer does not converge, or gives nan, for some finite matrices of a rank far below d, such as
+    those of clients with a few samples. Whether it fails depends on values, which vmap hides, so this is an
+    autograd.Function.
     """
 
     @staticmethod

@@ -1,12 +1,15 @@
 """Collaboration graphs: client i receives a mixture of the clients' models, weighted by row i of a matrix W.
 
-A subclass gives only W, one for all leaves or one for each group of leaves (body, head). Clients of several modalities
-(Cohort.by_modality) mix the leaves that both have. `Mixing` mixes the uploads of a round among the clients that took
-part; absent clients keep their last mixture. `CosineMixing` adds similarities by cosine and a pull towards the mixture.
-`ModelStore` stores every client's latest upload and mixes when it sends, so models of absent clients remain in use; it
-begins with rounds of FedAvg.
+A subclass only gives W, either one for all leaves or one for each group of leaves (body, head). Clients of several
+modalities (Cohort.by_modality) mix the leaves that both have.
 
-Leaves named in `private` stay on their clients; batch normalisation's statistics are mixed like weights unless they are
+- `Mixing` mixes the uploads of a round among the clients that took part. Clients that are not drawn keep their last
+  mixture.
+- `CosineMixing` adds similarities by cosine and a pull towards the mixture.
+- `ModelStore` stores every client's latest upload and mixes when it sends, so models of absent clients remain in use.
+  It begins with rounds of FedAvg.
+
+Leaves named in `private` stay on their clients. Batch normalisation's statistics are mixed like weights unless they are
 named there. W is asserted row-stochastic where it is applied.
 """
 
@@ -31,13 +34,13 @@ from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
-SOLVERS = ("closed", "cvxpy")  # of the rows of W, see `closest`
+SOLVERS = ("closed", "cvxpy")  # how rows of W are found, see `closest`
 PRECISE = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}  # W is then right to 1e-6
 
 
 @dataclass(frozen=True)
 class Mixing(Method):
-    """Mixes a round's uploads; model/* is what each client receives next, W has each client's latest row."""
+    """Mixes a round's uploads; model/* holds the next message to each client, W each client's latest row."""
 
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
@@ -85,30 +88,31 @@ class Mixing(Method):
 class CosineMixing(Mixing):
     """FedSaC's and pFedGraph's similarity of models by cosine, and their pull towards the mixture.
 
-    On the server S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. On a client Eq. 9 of
-    FedSaC, min over theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
+    The server computes S_ij = cos(theta_i - theta_0, theta_j - theta_0) and counts values above .9 as 1. A client
+    minimises Eq. 9 of FedSaC over theta, F_i(theta) - lambda cos(theta, theta_tilde_i) with the received theta_tilde_i.
 
-    Where the papers' text and the authors' code (one code base) disagree, a field says which:
-    - `attract`: the text subtracts lambda cos, the code adds it, which pushes away from the mixture;
+    The papers' text and the authors' code (one code base) disagree in these fields:
+    - `attract`: the text subtracts lambda cos. The code adds it, which pushes away from the mixture.
     - `reference`: theta_tilde ("mixed"), or the code's sum_j W_ij theta_j / |theta_j| ("directions", a second model in
-      the message), whose own length the code leaves in: lambda <reference, theta> / |theta|;
-    - `from_round`: the code has no term in the first round, nor for a client that was not in the one before;
-    - `similarity`: FedSaC prints cosines of "parameters" (Eq. 4), in line with Ye et al. (appendix A.2); the code of
-      either has "updates" since theta_0, the default here;
-    - `snap`: the code takes a cosine above .9 for 1, the default too; neither text says so.
-    Batch normalisation: statistics are mixed like weights, but are in no cosine.
+      the message). The code does not normalise that sum: lambda <reference, theta> / |theta|.
+    - `from_round`: the code has no term in the first round, nor for a client that is not in the round before.
+    - `similarity`: FedSaC prints cosines of "parameters" (Eq. 4), in line with Ye et al. (appendix A.2). The code of
+      both takes "updates" since theta_0, which is the default here.
+    - `snap`: the code counts a cosine above .9 as 1, which is the default here. Neither text says so.
+
+    Batch normalisation: statistics are mixed like weights. No cosine includes them.
     """
 
     family: ClassVar[str] = "mixture"
 
     lam: float = at_least(0, 1.0)  # lambda, weight of the cosine to the received mixture
-    attract: bool = True  # false: the term's sign as in the code
-    # what the cosine is taken to: "mixed", or the code's "directions"
+    attract: bool = True  # false: the term has the code's sign
+    # second argument of the cosine: the "mixed" model, or the code's "directions"
     reference: str = one_of("mixed", "directions")
     from_round: int = at_least(0, 0)  # first round with the term, counted from 0; the code: 1
-    similarity: str = one_of("updates", "parameters")  # S is of "updates" since theta_0, or of "parameters"
-    snap: float | None = at_least(-1, 0.9)  # cosines above it count as 1; null: none do
-    solver: str = added(one_of(*SOLVERS))  # of the rows of W: the projection, or the QP as printed
+    similarity: str = one_of("updates", "parameters")  # S compares "updates" since theta_0, or "parameters"
+    snap: float | None = at_least(-1, 0.9)  # cosines above it count as 1; null: no limit
+    solver: str = added(one_of(*SOLVERS))  # rows of W by the "closed" projection, or by "cvxpy" from the QP as printed
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Keep the initial model, or each client's reference, where the fields ask for it."""
@@ -168,7 +172,7 @@ class CosineMixing(Mixing):
 
 @dataclass(frozen=True)
 class ModelStore(Method):
-    """Stores every client's latest model in model/*; the message is their mixture by a row of W.
+    """Stores every client's latest model in model/*; a client's message is their mixture by its row of W.
 
     In warm-up rounds all clients get FedAvg's model.
     """

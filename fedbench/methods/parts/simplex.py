@@ -1,10 +1,11 @@
 """Clients on a simplex: where they lie on it, their clusters, and the subregions around these.
 
-Positions: LDA on label counts, or PCA of trained heads projected onto the simplex. Clusters: Nielsen & Sun, Clustering
-in Hilbert's Projective Geometry, 2017/2019. Hilbert's metric on the open simplex is d(p, q) = log max_i (p_i / q_i) -
-log min_i (p_i / q_i); straight lines are its geodesics. k-centre clustering: seeds by farthest-first traversal, then
-centres are smallest enclosing balls' (Badoiu & Clarkson's walk towards the farthest member), until no point changes its
-cluster. Subregions: L1 balls around the centres, their radius, and uniform draws from them.
+Positions come from LDA on label counts, or from PCA of trained heads projected onto the simplex.
+Clusters: Nielsen & Sun, Clustering in Hilbert's Projective Geometry, 2017/2019. Hilbert's metric on the open simplex is
+d(p, q) = log max_i (p_i / q_i) - log min_i (p_i / q_i), and straight lines are its geodesics. k-centre clustering takes
+seeds by farthest-first traversal. Then each centre is that of its members' smallest enclosing ball (Badoiu & Clarkson's
+walk towards the farthest member), until no point changes its cluster.
+Subregions are L1 balls around the centres. This file computes their radius and draws uniformly from them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Labels = npt.NDArray[np.int64]
 
 INSIDE = 1e-9  # smallest coordinate: Hilbert's metric is infinite on the boundary
 SAME = 1e-9  # points closer than this are one
-PASSES = 50  # most reassignments
-STEPS = 300  # of the walk to a centre; its error falls as 1 / steps
-SIZES = np.linspace(1e-4, 1, 1000)  # of the simplices that scores are projected onto
-NEAREST = 1e-4  # distance below which two points count as this far apart
-GRID = 20_000  # most points of an integration grid
+PASSES = 50  # largest number of reassignments
+STEPS = 300  # steps of the walk to a centre, whose error falls as 1 / steps
+SIZES = np.linspace(1e-4, 1, 1000)  # sizes of the simplices that scores are projected onto
+NEAREST = 1e-4  # smaller distances of two points count as this one
+GRID = 20_000  # largest number of points of an integration grid
 WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point is all of it
 
 
@@ -57,9 +58,9 @@ def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array
 def spread_scores(heads: Array, count: int) -> Array:
     """Return trained heads' [N, P] principal component scores as points of the simplex that keep apart, [N, count].
 
-    As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
-    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
-    are zero.
+    As in the authors' code (Floco), scores are projected onto the simplices of size z, for z of SIZES, and scaled to
+    sum 1. The z with the least Riesz energy of the points is taken. With fewer clients than components the missing
+    scores are zero.
     """
     centred = heads - heads.mean(0)
     left, values, right = np.linalg.svd(centred, full_matrices=False)
