@@ -99,7 +99,7 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
 
 
 def table(name: str, results: Path | str = "results") -> FilledTable:
-    """Return a filled table of `results` by name, such as `fedcollab_t1`: `cells`, `rows`, `curves`, `matrices`.
+    """Return a filled table of a paper by name, such as `fedcollab_t1`: `cells`, `rows`, `curves`, `matrices`.
 
     Raises:
         FedbenchError: it was not filled; says how.

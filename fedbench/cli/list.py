@@ -126,7 +126,7 @@ GROUPS = (
     ),
     Kind(
         "clusters",
-        "one model for each group of clients (`oracle`: the true groups; `per_kind`: the modalities)",
+        "one model for each group of clients (`oracle`: the true groups; `per_kind`: one model for each modality, [see below](#clients-of-several-modalities))",
         "clients in a few groups that differ",
         "fedrc per_kind",
         "clustered",
