@@ -145,7 +145,7 @@ def test_methods_are_grouped_by_what_a_client_has_of_its_own() -> None:
     }
     assert {name: rows[name]["group"] for name in wanted} == wanted
     assert rows["ditto"]["kept by clients"] == "personal/* [N, ...], v_k"
-    assert rows["fedselect"]["kept by clients"].endswith("which were in the last training"), "of two lines"
+    assert rows["fedselect"]["kept by clients"].endswith("which were personal in the last training"), "of two lines"
     assert "2021" in rows["ditto"]["paper"]
     assert rows["ditto"]["what it does"] == "FedAvg, and a personal model pulled towards the global one."
     assert rows["fedyogi"]["paper"] == rows["fedadam"]["paper"], "a class of ours may have its base's"
