@@ -43,6 +43,7 @@ VENUES = {
     "pfedsim": "2023",
     "sosicfl": "2024",
     "fedrema": "ECAI 2024",
+    "flux": "NeurIPS 2025",
 }
 TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in text.PAPERS.items()}
 OTHERS = ROOT / "results" / "evidence" / "other_implementations.csv"

@@ -65,6 +65,16 @@ def rotate_stored(x: Tensor, degrees: float, mean: Tensor, corners: str) -> Tens
     return turned.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else turned.to(x.dtype)
 
 
+def turned(x: Tensor, degrees: float) -> Tensor:
+    """Images x [n, C, H, W] turned counter-clockwise as Pillow does: a pixel is the nearest one, or 0 outside."""
+    from PIL import Image
+
+    height, width = x.shape[-2:]
+    places = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
+    source = torch.from_numpy(np.array(Image.fromarray(places).rotate(degrees))).flatten().long()
+    return functional.pad(x.flatten(2), (1, 0))[..., source.to(x.device)].view(x.shape)
+
+
 SHARED_AT_ONCE = 4096  # samples that are copied between two releases of what they are copied from
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 
@@ -121,8 +131,10 @@ class Federation:
         self.dtype = dtype
         self.name = dataset.name
         self.classes = dataset.classes
-        self.shape = tuple(int(n) for n in dataset.x.shape[1:])
         self.stored = dataset.x if partition.rotation is None else np.array(dataset.x)
+        if partition.looks is not None:  # in colour, whatever they were
+            self.stored = np.repeat(dataset.x, 3 if dataset.x.shape[1] == 1 else 1, axis=1)
+        self.shape = tuple(int(n) for n in self.stored.shape[1:])
         self.x = readable(self.stored).to(self.device)
         labels = np.array(dataset.y)
         if partition.label_map is not None:
@@ -140,9 +152,11 @@ class Federation:
         self.scale = dataset.scale
         self.offset = self.mean * dataset.scale
         self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
-        self.altered = partition.rotation is not None or partition.label_map is not None
+        self.altered = partition.altered
         if partition.rotation is not None:
             self._rotate(partition, partition.rotation)
+        if partition.looks is not None:
+            self._dress(partition, partition.looks, dataset.y)
         self.sets = {
             "train": Ragged.of(partition.train, self.device),
             "val": Ragged.of(partition.val, self.device),
@@ -194,6 +208,17 @@ class Federation:
         for owned, angle in zip(self._owned(partition), degrees, strict=True):
             for block in torch.from_numpy(owned).to(self.device).split(ROTATED_AT_ONCE):
                 self.x[block] = rotate_stored(self.x[block], float(angle), self.offset, partition.corners)
+
+    def _dress(self, partition: Partition, looks: np.ndarray, labels: np.ndarray) -> None:
+        """Give the images of each client and label their looks [N, K, 2]: (degrees to turn, channel to fill or -1)."""
+        self.require_images(f"partition {partition.label} turns and colours")
+        for owned, own in zip(self._owned(partition), looks, strict=True):
+            for label, (degrees, channel) in enumerate(own):
+                chosen = torch.from_numpy(owned[labels[owned] == label]).to(self.device)
+                images = turned(self.x[chosen], float(degrees)) if degrees else self.x[chosen]
+                if channel >= 0:
+                    images[:, int(channel)] = self.scale
+                self.x[chosen] = images
 
     def require_images(self, who: str) -> None:
         """Refuse samples that are no images, such as text.

@@ -37,6 +37,7 @@ class Partition:
     rotation: np.ndarray | None = None  # float64 [N], degrees, counter-clockwise
     corners: str = "mean"  # what a rotation puts where no pixel lands (fedbench.data.federation)
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
+    looks: np.ndarray | None = None  # float64 [N, classes, 2] of each label's images: see Federation
 
     def __len__(self) -> int:
         return len(self.train)
@@ -47,9 +48,14 @@ class Partition:
         Raises:
             ConfigError: clients alter their samples, which none but they hold.
         """
-        if self.rotation is not None or self.label_map is not None:
+        if self.altered:
             raise ConfigError(f"partition {self.label} alters samples, so a sample can be on one client only")
         return replace(self, **{name: getattr(self, name) * times for name in SETS})
+
+    @property
+    def altered(self) -> bool:
+        """Whether clients see other images or labels than the data set has."""
+        return any(each is not None for each in (self.rotation, self.label_map, self.looks))
 
     @cached_property
     def hash(self) -> str:
@@ -65,6 +71,7 @@ class Partition:
             value = getattr(self, name)
             digest.update(b"|none" if value is None else f"|{value.dtype.str}".encode() + value.tobytes())
         digest.update(b"" if self.rotation is None else f"|{self.corners}".encode())
+        digest.update(b"" if self.looks is None else b"|looks" + self.looks.tobytes())
         return digest.hexdigest()[:12]
 
     def label_counts(self, y: Ints) -> Ints:
@@ -98,7 +105,7 @@ class Partition:
                 arrays |= {f"{name}_{i}": samples for i, samples in enumerate(lists)}
             else:
                 arrays |= {name: np.concatenate(lists), f"{name}_sizes": np.array([*map(len, lists)])}
-        names = ("label", "seed", "dataset", "classes", "rotation", "label_map")
+        names = ("label", "seed", "dataset", "classes", "rotation", "label_map", "looks")
         for name in (*names, *(() if self.rotation is None else ("corners",))):
             if getattr(self, name) is not None:
                 arrays[name] = np.array(getattr(self, name))
@@ -124,6 +131,7 @@ class Partition:
                 rotation=arrays.get("rotation"),
                 corners=str(arrays.get("corners", "mean")),
                 label_map=arrays.get("label_map"),
+                looks=arrays.get("looks"),
                 **sets,
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -145,7 +153,8 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     domain = None if dataset.domain is None else dataset.domain[index]
     origin = f"{dataset.name}-{dataset.fingerprint}"
     part = None if dataset.part is None else dataset.part[index]
-    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin, part)
+    tested = len(index) - dataset.num_train if pooled else 0
+    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin, part, tested, seed)
     assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
     train, tests = _train_test(assignment, test, spec.label, seed)
     val: Sequence[Ints] | None = assignment.val
@@ -165,8 +174,9 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
         rotation=assignment.rotation,
         corners=assignment.corners,
         label_map=assignment.label_map,
+        looks=assignment.looks,
     )
-    _check(partition, dataset, assignment.shared)
+    _check(partition, dataset, assignment)
     _check_test(partition, assignment, dataset, test)
     return partition
 
@@ -224,8 +234,8 @@ def held_out(samples: int, fraction: float) -> int:
     return min(max(int(fraction * samples + 0.5), 1), samples - 1)
 
 
-def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
-    """Every client trains on something, transforms fit, and no sample is handed out twice unless `shared`."""
+def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> None:
+    """Every client trains on something, transforms fit, and what is handed out twice is as `assignment` says."""
     label, clients = partition.label, len(partition)
     empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
     if empty:
@@ -237,7 +247,8 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
             f"partition {label} uses sample {wrong}{'' if wrong >= 0 else f' (unsigned {int(wrong) + 2**64})'}, the "
             f"data set has {len(dataset)}; number them from 0"
         )
-    shapes = {"rotation": (clients,), "label_map": (clients, dataset.classes)}
+    by_label = (clients, dataset.classes)
+    shapes = {"rotation": (clients,), "label_map": by_label, "looks": (*by_label, 2)}
     for name, shape in shapes.items():
         value = getattr(partition, name)
         if value is not None and value.shape != shape:
@@ -251,7 +262,8 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
         raise ConfigError(f"partition {label}: label_map must hold labels below {dataset.classes}")
     _check_leaks(partition, len(dataset))
     owned = [np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)]
-    for samples in owned if shared else [used]:
+    owned = [*map(np.unique, owned)] if assignment.repeats else owned
+    for samples in owned if assignment.shared else [np.concatenate(owned)]:
         if len(np.unique(samples)) != len(samples):
             raise ConfigError(f"partition {label} hands out a sample more than once")
 
@@ -282,7 +294,7 @@ def _check_test(partition: Partition, assignment: Assignment, dataset: Dataset, 
                 f"partition {partition.label} leaves none of {len(partition)} clients a {name} sample, so nothing can "
                 f"be scored: {'the partition itself gives none' if fixed else way}"
             )
-    turned = partition.rotation is not None and partition.rotation.any()
+    turned = partition.looks is not None or (partition.rotation is not None and partition.rotation.any())
     renamed = partition.label_map is not None and (partition.label_map != np.arange(partition.classes)).any()
     if test.whole and (turned or renamed):
         raise ConfigError(

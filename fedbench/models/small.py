@@ -52,7 +52,7 @@ class MLP(Model):
 # LeNet5 (LeCun et al. 1998) as pFedSim (Table 5, with the pool its table omits) and FedSaC use it.
 #
 # conv C->6 k5, [BN], pool 2, ReLU; conv 6->16 k5, [BN], pool 2, ReLU; ->120->84, ReLU; classifier. 62,006 parameters on
-# 3 x 32 x 32 with 10 classes and without BN.
+# 3 x 32 x 32 with 10 classes and without BN. FLUX pads images by 2 and takes the mean of four pixels, after the ReLU.
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class LeNet5(Model):
     """Two convolutions and three linear layers."""
 
     batch_norm: bool = False  # pFedSim: true; FedSaC's and pFedGraph's CNN: false
+    padding: int = added(at_least(0, 0))  # pixels around the image
+    pool: str = added(one_of("max", "mean"))  # of four pixels
 
     @property
     def label(self) -> str:
@@ -76,10 +78,10 @@ class LeNet5(Model):
 
     def _conv(self, channels: int) -> nn.Sequential:
         layers: list[nn.Module] = []
-        for wide, narrow in ((channels, 6), (6, 16)):
-            layers.append(nn.Conv2d(wide, narrow, 5))
+        for wide, narrow, padding in ((channels, 6, self.padding), (6, 16, 0)):
+            layers.append(nn.Conv2d(wide, narrow, 5, padding=padding))
             layers += [nn.BatchNorm2d(narrow)] if self.batch_norm else []
-            layers += [MaxPool2(), nn.ReLU()]
+            layers += [MaxPool2(), nn.ReLU()] if self.pool == "max" else [nn.ReLU(), nn.AvgPool2d(2)]
         return nn.Sequential(*layers, nn.Flatten())
 
 

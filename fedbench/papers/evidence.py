@@ -107,15 +107,16 @@ def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[li
     for name in names:
         whole, _ = plan_of(replace(selection, table=name))  # a plan of each column would read and compose all again
         for column in whole.spec.columns:
-            planned = replace(whole, cells=tuple(each for each in whole.cells if each.column.label == column.label))
+            labels = (column.label, *column.mean)
+            planned = replace(whole, cells=tuple(each for each in whole.cells if each.column.label in labels))
             here = replace(selection, table=name, columns=(column.label,))
             jobs = {job.identity: job for job in planned.missing() if selection.retry or not job.failure}
             values = 0
             for cell in (each for each in planned.cells if each.selected):
                 metrics = [each for each in planned.spec.metrics if not each.timing]
                 printed = sum(planned.spec.published(cell.row, cell.column, each) is not None for each in metrics)
-                if cell.jobs and cell.seeds:
-                    values += printed * any(job.identity in jobs for job in cell.jobs)
+                if cell.asked:
+                    values += printed * any(job.identity in jobs for job in cell.asked)
                 elif cell.reason:
                     reasons[cell.reason] = reasons.get(cell.reason, 0) + printed
             if values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,8 @@ def _baselines(plan: Plan) -> Iterator[dict[str, Any]]:
 def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
     published = plan.spec.published(runs.row, runs.column, metric)
     cell = Cell(runs.row.label, runs.column.label, metric.name, published=published, reason=runs.reason)
+    if runs.parts:
+        return _mean(cell, [_cell(plan, part, metric) for part in runs.parts])
     if not runs.jobs:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
@@ -113,6 +115,20 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
         keys=tuple(keys),
         baselines=tuple(baselines),
         reason="; ".join(reasons),
+    )
+
+
+def _mean(cell: Cell, parts: Sequence[Cell]) -> Cell:
+    """Return `cell` with the mean of `parts` for each seed that all of them have."""
+    values = [dict(zip(part.seeds, part.values, strict=True)) for part in parts]
+    keys = [dict(zip(part.seeds, part.keys, strict=True)) for part in parts]
+    seeds = tuple(sorted(set.intersection(*(set(part.seeds) for part in parts))))
+    return replace(
+        cell,
+        values=tuple(float(np.mean([each[seed] for each in values])) for seed in seeds),
+        seeds=seeds,
+        keys=tuple("+".join(each[seed] for each in keys) for seed in seeds),
+        reason="; ".join(dict.fromkeys(part.reason for part in parts if part.reason)),
     )
 
 

@@ -121,6 +121,13 @@ class CellRuns:
     seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
     selected: bool = True  # by the command line, whether it can be run or not
     reason: str = ""  # why there are no jobs, or none of seeds that are asked for
+    parts: tuple[CellRuns, ...] = ()  # of a column that is a mean: the cells that it is of
+
+    @property
+    def asked(self) -> tuple[Job, ...]:
+        """The runs that are asked for."""
+        own = tuple(job for job in self.jobs if job.seed in self.seeds)
+        return (*own, *(job for part in self.parts for job in part.asked))
 
     def baseline_of(self, job: Job) -> Job | None:
         """Return the run that `job` is held against; None if there is none."""
@@ -243,6 +250,8 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
         for row in table.rows
         for column in table.columns
     ]
+    placed = {(cell.row.label, cell.column.label): cell for cell in cells}
+    cells = [_of_parts(cell, [placed[cell.row.label, label] for label in cell.column.mean]) for cell in cells]
     _check_names_of_data(cells)
     for cell, metric in product(cells, table.metrics):
         measure = measures.build(metric.measured(cell.row, cell.column))
@@ -276,6 +285,11 @@ def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
     return f"weights missing ({weights})" if weights else ""
 
 
+def _of_parts(cell: CellRuns, parts: Sequence[CellRuns]) -> CellRuns:
+    reasons = dict.fromkeys(part.reason for part in parts if part.reason)
+    return replace(cell, parts=tuple(parts), reason="; ".join(reasons)) if parts else cell
+
+
 def _cell_runs(
     row: RowSpec,
     column: ColumnSpec,
@@ -286,6 +300,8 @@ def _cell_runs(
     stored: StoredTable,
 ) -> CellRuns:
     cell = CellRuns(row, column, selected=selection.selects(row, column))
+    if column.mean:
+        return cell
     lacking = lacking or selection.unlike_paper(row, column)
     to_run = seeds if cell.selected and not lacking else ()
     shown = stored.seeds(row, column)

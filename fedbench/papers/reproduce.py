@@ -252,6 +252,8 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
         return
     blank, shown = [], set()
     for row, column, metric in table.places():
+        if column.label in table.parts:
+            continue
         if value := table.published(row, column, metric):
             shown.add(value)
         else:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar, cast
 
@@ -64,6 +65,9 @@ class ColumnSpec:
     # Label of rows, or a glob -> why their inputs would not be the paper's here: such a cell is not run.
     unlike: dict[str, str] = field(default_factory=dict)
     unlike_with: tuple[str, ...] = ()  # the keys, or dataset, with whose change alone that is so; none: always
+    mean: tuple[
+        str, ...
+    ] = ()  # labels of columns of whose values its own are the means, seed by seed; none: it has runs
 
     def own(self, row: str) -> tuple[str, ...]:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
@@ -129,8 +133,15 @@ class TableSpec:
         """Return the metric of this name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in self.metrics}[name]
 
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """Labels of the columns of which another is the mean."""
+        return frozenset(label for column in self.columns for label in column.mean)
+
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:
         """Return what the paper prints in this cell; None if nothing."""
+        if column.label in self.parts:
+            return None
         where = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         settings = (line.published.get("setting", "") for line in (column, row))
         return find_published(self.paper, self.table, {**where, "setting": " ".join(settings).strip()})
@@ -138,14 +149,17 @@ class TableSpec:
     def only(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> TableSpec:
         """Return the table with only the rows and columns whose label, or number from 1, is given (nothing: all).
 
+        With a column that is a mean come those that it is of.
+
         Raises:
             UnknownName: no such row or column.
         """
-        chosen = _chosen("row", self.rows, rows)
+        chosen, places = _chosen("row", self.rows, rows), _chosen("column", self.columns, columns)
+        labels = {label for column in places for label in (column.label, *column.mean)}
         return dataclasses.replace(
             self,
             rows=chosen,
-            columns=_chosen("column", self.columns, columns),
+            columns=tuple(column for column in self.columns if column.label in labels),
             headline=self.headline if self.headline in {row.label for row in chosen} else "",
         )
 
@@ -222,6 +236,9 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
     # OmegaConf, which checks the rest, would make mappings of the parts.
     rest = {key: value for key, value in content.items() if key not in made and value is not None}
     spec = dataclasses.replace(typed(TableSpec, {**rest, **dict.fromkeys(PARTS, ())}, where), **made)
+    with_runs = [column.label for column in spec.columns if not column.mean]
+    for label in spec.parts.difference(with_runs):
+        raise unknown(f"column with runs of {where}", label, with_runs)
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])
     return spec

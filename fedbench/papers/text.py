@@ -143,6 +143,7 @@ PAPERS = {
     "pfedsim": "pFedSim",
     "sosicfl": "SosicFL",
     "fedrema": "FedReMa",
+    "flux": "FLUX",
 }
 
 

@@ -8,7 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from PIL import Image
 from toys import build
 
 from fedbench.config.compose import compose
@@ -16,7 +18,8 @@ from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import DATASETS
-from fedbench.data.partition import make_partition
+from fedbench.data.federation import Federation, turned
+from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.base import Assignment, Pool
 from fedbench.papers import spec
 from fedbench.runs.config import resolve
@@ -168,7 +171,116 @@ def test_the_draw_and_not_the_run_decides(name: str, sets: str) -> None:
     assert len({*hashes}) == 4
 
 
+# ---- ANDA, with the arguments of FLUX
+
+
+def dealt(shift: str, level: int, clients: int, draw: int, *, classes: int = 10, train: int = 60) -> Assignment:
+    """Of samples whose labels go round, thirty of them, or as many as of training, for testing."""
+    tested = 30 if train == 60 else train
+    y = np.arange(train + tested) % classes
+    spec = build("anda", shift=shift, level=level, num_clients=clients)
+    return spec.assign(Pool(np.arange(len(y)), y, classes, tested=tested, seed=draw - 42), np.random.default_rng())
+
+
+def test_anda_keeps_these_classes_and_repeats_these_samples() -> None:
+    found = dealt("py", 6, 3, 44)
+    held = [
+        [52, 48, 47, 32, 53, 18, 22, 12, 8, 58, 47, 48, 47, 47, 58, 8, 48, 8, 58, 53],
+        [9, 43, 41, 24, 23, 34, 45, 11, 33, 31, 29, 54, 34, 54, 45, 41, 54, 34, 43, 54, 54, 33, 31, 43],
+        [13, 30, 2, 10, 3, 5, 4, 44, 42, 5, 13, 42, 13, 3, 2, 44, 4, 4],
+    ]
+    assert found.train is not None
+    assert found.val is not None
+    assert found.test is not None
+    assert [sorted([*a, *b]) for a, b in zip(found.train, found.val, strict=True)] == [*map(sorted, held)]
+    assert [*map(len, found.val)] == [4, 5, 4]  # a fifth, rounded up
+    order = np.random.RandomState(42).permutation(20)[:4]  # as scikit-learn's train_test_split has it
+    assert found.val[0].tolist() == [held[0][place] for place in order]
+    assert [part.tolist() for part in found.test] == [
+        [60, 80, 78, 82, 78, 78, 82, 60],
+        [89, 85, 65, 79, 71, 63, 89, 65, 89, 85, 79, 63],
+        [83, 73, 75, 62, 73, 75, 75, 73],
+    ]
+
+
+def test_anda_permutes_these_labels() -> None:
+    found = dealt("py_x", 4, 3, 43)
+    assert found.label_map is not None
+    moved = [{int(y): int(own[y]) for y in range(10) if own[y] != y} for own in found.label_map]
+    assert moved == [{6: 8, 8: 6}, {}, {8: 9, 9: 8}]
+    assert found.test is not None
+    assert digest(found.test) == "07d3a96378521483"
+
+
+def test_anda_turns_and_colours_these_images() -> None:
+    """Red, green and blue are channels 0 to 2."""
+    looks = dealt("px", 6, 5, 45).looks
+    assert looks is not None
+    assert looks[:, 0].tolist() == [[120, 0], [0, 0], [120, 1], [120, 0], [120, 2]]
+    assert (looks == looks[:, :1]).all()
+    looks = dealt("px_y", 3, 2, 42, train=300).looks
+    assert looks is not None
+    assert (looks[..., 1] == -1).all()
+    assert [{y: own[y, 0] for y in np.flatnonzero(own[:, 0])} for own in looks] == [
+        {5: 90, 8: 270},
+        {1: 270, 5: 90, 8: 90},
+    ]
+    looks = dealt("px_y", 1, 2, 42, classes=100, train=300).looks
+    assert looks is not None
+    turns, colours = (
+        [{y: own[y, k] for y in np.flatnonzero(own[:, k] != none)} for own in looks] for k, none in ((0, 0), (1, -1))
+    )
+    assert turns[0] == {39: 240, 44: 120, 45: 120, 70: 120, 80: 120, 83: 240}
+    assert colours[0] == {15: 1, 17: 1, 20: 0, 25: 0, 37: 1, 54: 2, 56: 0, 65: 1, 79: 1, 99: 1}
+
+
+@pytest.mark.parametrize(
+    ("shift", "level", "count"), [("py", 1, 100), ("py", 8, 30), ("py_x", 1, 30), ("py_x", 8, 100)]
+)
+def test_anda_of_a_hundred_classes_takes_ten_times_as_many(shift: str, level: int, count: int) -> None:
+    found = dealt(shift, level, 1, 42, classes=100, train=1000)
+    if found.label_map is not None:
+        assert (found.label_map != np.arange(100)).sum() >= count - 3  # of which a permutation may leave some
+        assert (found.label_map != np.arange(100)).sum() <= count
+    else:
+        assert found.test is not None
+        assert len({place % 100 for place in found.test[0].tolist()}) == count
+        assert len(found.test[0]) == 1000
+
+
+def test_clients_may_repeat_samples_that_no_other_has() -> None:
+    y = np.arange(900) % 10
+    data = Dataset("toy", np.zeros((900, 1, 2, 2), np.uint8), y, 600, 10, (0.0,), (1.0,))
+    found = make_partition(build("anda", shift="py", level=8), data, Protocol(), 1)
+    assert len(np.concatenate(found.train)) > len(np.unique(np.concatenate(found.train)))
+    owned = [{*a, *b} for a, b in zip(found.train, found.val, strict=True)]
+    assert sum(map(len, owned)) == len(set.union(*owned))
+    assert found.hash != make_partition(build("anda", shift="py", level=8), data, Protocol(), 2).hash
+
+
+def test_images_are_turned_as_pillow_does_and_coloured() -> None:
+    """A label's images of one client by 90 degrees, a channel filled; grey images get three channels."""
+    image = np.arange(9, dtype=np.uint8).reshape(1, 1, 3, 3)
+    data = Dataset("toy", np.repeat(image, 4, 0), np.array([0, 1, 0, 1]), 2, 2, (0.0,), (1.0,))
+    looks = np.array([[[90.0, -1.0], [0.0, 1.0]]])
+    parts = ([np.array([0, 1])], [np.array([], dtype=np.int64)], [np.array([2, 3])])
+    fed = Federation(data, Partition("toy", 0, "toy", 2, *parts, looks=looks))
+    assert fed.shape == (3, 3, 3)
+    for sample in (0, 2):
+        assert (fed.x[sample] == torch.tensor([[2, 5, 8], [1, 4, 7], [0, 3, 6]])).all()
+    for sample in (1, 3):
+        assert (fed.x[sample, 1] == 255).all()
+        assert (fed.x[sample, [0, 2]] == torch.from_numpy(image[0, 0])).all()
+    assert data.x.shape == (4, 1, 3, 3)
+    angles = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (1, 3, 28, 28), dtype=np.uint8))
+    for degrees in (72.0, 120.0, 180.0, 288.0):
+        expected = Image.fromarray(angles[0].permute(1, 2, 0).numpy()).rotate(degrees)
+        assert (turned(angles, degrees)[0].permute(1, 2, 0).numpy() == np.array(expected)).all()
+
+
 def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="10 or 100 classes, the data set has 4"):
+        dealt("px", 1, 2, 42, classes=4)
     with pytest.raises(ConfigError, match="3 clients blocks of 2 of 4 classes"):
         drawn("pathological_fedsac", [0, 1, 2, 3] * 5, num_clients=3)
     with pytest.raises(ConfigError, match="none of 5 draws gave each of 8 clients 10 samples"):

@@ -163,6 +163,12 @@ def lenet5(w: Tree, x: Tensor) -> Tensor:
     return linear(linear(linear(x, w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
 
 
+def lenet5_flux(w: Tree, x: Tensor) -> Tensor:
+    x = F.avg_pool2d(conv(x, w, "conv.0", padding=2).relu(), 2)
+    x = F.avg_pool2d(conv(x, w, "conv.3").relu(), 2).flatten(1)
+    return linear(linear(linear(x, w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
+
+
 def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
     for name, norm in (("conv.0", "conv.1"), ("conv.4", "conv.5")):
         kept = [w[f"{norm}.{leaf}"] for leaf in ("running_mean", "running_var", "weight", "bias")]
@@ -172,7 +178,7 @@ def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
 
 WRITTEN_OUT = [
     *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn),
-    *(cnn1d, embedding),
+    *(lenet5_flux, cnn1d, embedding),
 ]
 WORDS = ("textcnn", "embedding")  # which read token numbers
 
@@ -183,8 +189,12 @@ def test_networks_are_what_their_papers_say(forward) -> None:
     name = forward.__name__
     shapes = {"fedrema_cnn": (1, 28, 28), "cnn1d": (6, 1, 21), **dict.fromkeys(WORDS, (1, 1, 14))}
     shape = shapes.get(name, (3, 32, 32))
-    stem, _, how = name.partition("_") if name == "lenet5_bn" else (name.removesuffix("_code"), "", name[-5:])
-    fields: dict[str, object] = {"_code": {"activations": "code"}, "bn": {"batch_norm": True}}.get(how, {})
+    stem, _, how = name.partition("_") if name.startswith("lenet5_") else (name.removesuffix("_code"), "", name[-5:])
+    fields: dict[str, object] = {
+        "_code": {"activations": "code"},
+        "bn": {"batch_norm": True},
+        "flux": {"padding": 2, "pool": "mean"},
+    }.get(how, {})
     model = build(stem, **fields)
     draw = torch.Generator().manual_seed(0)
     w = {k: v + 0.02 * torch.randn(v.shape, generator=draw) for k, v in weights(model, shape, 7).items()}

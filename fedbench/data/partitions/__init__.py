@@ -8,6 +8,7 @@ from fedbench.data.partitions.base import PartitionSpec
 PARTITIONS: Registry[PartitionSpec] = Registry(
     "partition",
     {
+        "anda": "fedbench.data.partitions.programs:Anda",
         "concept_shift": "fedbench.data.partitions.shifts:ConceptShift",
         "concept_shift_code": "fedbench.data.partitions.programs:ConceptShiftCode",
         "dir": "fedbench.data.partitions.label:Dirichlet",

@@ -28,6 +28,8 @@ class Pool:
     domain: Ints | None = None  # [m]
     origin: str = ""  # name-fingerprint of the data set
     part: NDArray[np.int8] | None = None  # [m], place in PARTS that the data say
+    tested: int = 0  # of the samples, the last, are of the test split
+    seed: int = 0  # of the partition, for a program that has a seed of its own for each
 
     def __len__(self) -> int:
         return len(self.index)
@@ -69,7 +71,9 @@ class Assignment:
     rotation: np.ndarray | None = None  # float64 [N], degrees by which a client's images are turned
     corners: str = "mean"  # one of CORNERS
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
+    looks: np.ndarray | None = None  # float64 [N, classes, 2] of each label's images: see Federation
     shared: bool = False  # a sample may be on several clients (never in training and in test)
+    repeats: bool = False  # a client may hold a sample several times
 
 
 @dataclass(frozen=True)

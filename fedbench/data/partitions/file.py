@@ -31,7 +31,7 @@ PACKAGED = "package:"  # opens the path of a split that comes with the package
 EXTRAS = {  # what else a file may hold: kinds of NumPy's types, and what that is called
     **dict.fromkeys(("label", "dataset", "corners"), ("U", "text")),
     **dict.fromkeys(("seed", "classes", "label_map"), ("iu", "whole numbers")),
-    "rotation": ("iuf", "numbers"),
+    **dict.fromkeys(("rotation", "looks"), ("iuf", "numbers")),
 }
 
 
@@ -67,7 +67,7 @@ class FileSplit(PartitionSpec):
         for name in ("val", "test"):
             if sets[name] is not None and len(sets[name] or ()) != clients:
                 raise DataCorrupt(f"{self.path} has {clients} training sets, but {len(sets[name] or ())} {name} sets")
-        transforms = {name: arrays[name] for name in ("rotation", "label_map") if name in arrays}
+        transforms = {name: arrays[name] for name in ("rotation", "label_map", "looks") if name in arrays}
         if self.shared and transforms:
             raise ConfigError("partition.shared=true: clients that see a sample differently cannot share it")
         return Assignment(
@@ -76,8 +76,10 @@ class FileSplit(PartitionSpec):
             val=sets["val"],
             test=test,
             corners=str(arrays.get("corners", "mean")),
+            rotation=transforms.get("rotation"),
+            label_map=transforms.get("label_map"),
+            looks=transforms.get("looks"),
             shared=self.shared,
-            **transforms,
         )
 
     def _file(self) -> Path:

@@ -7,6 +7,7 @@ files in their published order.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
-from fedbench.config.fields import at_least, within
+from fedbench.config.fields import at_least, one_of, within
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
@@ -299,3 +301,117 @@ class FedReMaGroups(AuthorsProgram):
                 "some label; lower partition.size or partition.num_clients"
             )
         return found
+
+
+# anda: the four shifts of FLUX (Fenoglio et al., NeurIPS 2025), as ANDA draws them (alfredoLimo/ANDA, the static splits
+# of split_fn.py) with the arguments of FLUX's generate_datasets.py. Training and test split are each shuffled and cut
+# into equal parts, one a client. Then clients differ in one distribution:
+#
+# | shift | what differs | level 1 to 8 |
+# |---|---|---|
+# | px | all images are turned and coloured in one way | 2 to 5 angles, then 2 to 5 angles times 3 colours |
+# | py | a client keeps one of five drawn sets of classes, and repeats samples up to its old size | 10 to 3 classes |
+# | py_x | labels of a drawn set are permuted among each other | a set of 1 to 8 |
+# | px_y | images of drawn labels are turned, each label by one of four angles | 1 to 8 labels |
+#
+# Of a hundred classes ten times as many, in py_x twenty more; there px_y has three angles, and as many drawn labels get
+# one of three colours. A colour is a channel at its largest value. FLUX's clients hold a fifth for validation, which
+# scikit-learn's train_test_split cuts off with the seed 42.
+#
+# FLUX calls py_x label_condition_skew and px_y feature_condition_skew; today's ANDA has the two names exchanged.
+
+SHIFTS = ("px", "py", "py_x", "px_y")
+SETS, FIFTH_SEED = 5, 42
+CHANNELS = (0, 2, 1)  # red, blue, green
+
+
+@dataclass(frozen=True)
+class Anda(PartitionSpec):
+    """Equal random parts, of which one distribution is made to differ."""
+
+    name: ClassVar[str] = "anda"
+    pools: ClassVar[bool] = True
+    fixes_test: ClassVar[bool] = True
+
+    shift: str = one_of("px", *SHIFTS)  # the distribution that differs
+    level: int = within(1, 8, 4)  # of heterogeneity
+    num_clients: int = at_least(1, 10)
+    draw: int = within(0, LARGEST_SEED, 42)  # the program's seed of partition seed 0; that of 1 is one larger
+
+    @property
+    def label(self) -> str:
+        """As "anda_px4"."""
+        return f"{self.name}_{self.shift}{self.level}"
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """As in the class above.
+
+        Raises:
+            ConfigError: there are neither 10 nor 100 classes, or fewer samples of a split than clients.
+        """
+        if pool.classes not in (CLASSES, CLASSES**2):
+            raise ConfigError(f"{self.label} is of 10 or 100 classes, the data set has {pool.classes}")
+        require_clients(self.num_clients, min(pool.tested, len(pool) - pool.tested))
+        seed = (self.draw + pool.seed) % (LARGEST_SEED + 1)
+        program, shuffler = np.random.RandomState(seed), torch.Generator().manual_seed(seed)
+        train, test = (self._parts(places, shuffler) for places in np.split(np.arange(len(pool)), [-pool.tested]))
+        looks = label_map = None
+        if self.shift == "px":
+            looks = self._looks(pool.classes, program)
+        elif self.shift == "px_y":
+            looks = self._looks_of_labels(pool.classes, program)
+        elif self.shift == "py_x":
+            label_map = self._label_map(pool.classes, program)
+        else:
+            self._keep_classes(train, test, pool, program)
+        mixed = [places[np.random.RandomState(FIFTH_SEED).permutation(len(places))] for places in train]
+        cuts = [math.ceil(0.2 * len(places)) for places in mixed]
+        return Assignment(
+            train=[pool.index[places[cut:]] for places, cut in zip(mixed, cuts, strict=True)],
+            val=[pool.index[places[:cut]] for places, cut in zip(mixed, cuts, strict=True)],
+            test=[pool.index[places] for places in test],
+            looks=looks,
+            label_map=label_map,
+            repeats=self.shift == "py",
+        )
+
+    def _parts(self, places: Ints, shuffler: torch.Generator) -> list[Ints]:
+        """Equal parts of `places`, shuffled; the last has the rest."""
+        mixed = places[torch.randperm(len(places), generator=shuffler).numpy()]
+        return np.split(mixed, len(places) // self.num_clients * np.arange(1, self.num_clients))
+
+    def _looks(self, classes: int, program: np.random.RandomState) -> np.ndarray:
+        angles, channels = 2 + (self.level - 1) % 4, CHANNELS if self.level > 4 else (-1,)
+        turn, colour = np.divmod(program.randint(0, angles * len(channels), self.num_clients), len(channels))
+        looks = np.stack([turn * 360 / angles, np.array(channels)[colour]], axis=1)
+        return np.repeat(looks[:, np.newaxis], classes, axis=1)
+
+    def _looks_of_labels(self, classes: int, program: np.random.RandomState) -> np.ndarray:
+        angles, channels = (4, (-1,)) if classes == CLASSES else (3, CHANNELS)
+        chosen = [program.choice(classes, self.level * classes // CLASSES, replace=False) for _ in range(2)]
+        looks = np.tile([0.0, -1.0], (self.num_clients, classes, 1))
+        for kind, values in enumerate((np.arange(angles) * 360 / angles, channels)):
+            for client in range(self.num_clients):
+                for label in np.sort(chosen[kind]):
+                    looks[client, label, kind] = program.choice(values)
+        return looks
+
+    def _label_map(self, classes: int, program: np.random.RandomState) -> Ints:
+        mixed = program.choice(classes, self.level if classes == CLASSES else 10 * self.level + 20, replace=False)
+        names = np.tile(np.arange(classes), (self.num_clients, 1))
+        for own in names:
+            program.uniform()  # the share of samples that are renamed, which is drawn from [1, 1]
+            permuted = mixed.copy()
+            program.shuffle(permuted)
+            own[mixed] = permuted
+        return names
+
+    def _keep_classes(self, train: list[Ints], test: list[Ints], pool: Pool, program: np.random.RandomState) -> None:
+        kept = (11 - self.level) * pool.classes // CLASSES
+        sets = [program.choice(pool.classes, kept, replace=False) for _ in range(SETS)]
+        for client in range(self.num_clients):
+            chosen = sets[program.choice(SETS)]
+            for parts in (train, test):
+                places = parts[client][np.isin(pool.labels[parts[client]], chosen)]
+                again = program.choice(len(places), int(len(places) * (pool.classes / kept - 1)))
+                parts[client] = np.concatenate([places, places[again]])

@@ -39,6 +39,38 @@ def test_cells_in_order_with_a_run_a_seed_and_the_reason_where_data_is_missing(t
     assert (prox.seed, prox.method.mu, prox.protocol.rounds) == (1, 0.3, 20)
 
 
+PARTS = [{"label": label, "overrides": ["dataset=digits", "model=mlp"]} for label in ("one", "two")]
+
+
+def test_a_column_that_is_a_mean_has_the_seeds_that_all_its_parts_have(tmp_path: Path) -> None:
+    mean = {"label": "both", "overrides": ["dataset=digits"], "mean": ["one", "two"]}
+    own = table(columns=[mean, *PARTS], paper="", table="")
+    fresh = plan.make(own, selection(tmp_path, rows=("FedAvg",), seeds=(0, 1)))
+    both, one, two = fresh.cells[:3]
+    assert (both.jobs, both.asked) == ((), (*one.jobs, *two.jobs))
+    keys = [job.key for job in one.jobs]  # the parts have the same runs here
+    assert len(fresh.missing()) == len(set(keys)) == 2
+    cells = (
+        store.Cell("FedAvg", "one", "acc", (50.0, 60.0), (0, 1), tuple(keys)),
+        store.Cell("FedAvg", "two", "acc", (90.0,), (1,), tuple(keys[1:])),
+    )
+    record = recorded.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"} for key in keys})
+    filled = fill.fill(plan.make(own, selection(tmp_path, rows=("FedAvg",), seeds=(0, 1)), record))
+    cell = filled.cell("FedAvg", "both", "acc")
+    assert (cell.values, cell.seeds, cell.keys) == ((75.0,), (1,), (f"{keys[1]}+{keys[1]}",))
+    assert cell.reason == "seed 0: not run yet"
+    assert filled.cell("FedProx", "both", "acc").reason == "not run yet"
+    assert [column.label for column in own.only(columns=["both"]).columns] == ["both", "one", "two"]
+    assert [column.label for column in own.only(columns=["3"]).columns] == ["two"]
+
+
+def test_a_mean_over_missing_data_says_so(tmp_path: Path) -> None:
+    mean = {"label": "both", "overrides": ["dataset=digits"], "mean": ["one", "far"]}
+    far = {"label": "far", "overrides": ["dataset=cifar100", "model=lenet5"]}
+    planned = plan.make(table(columns=[mean, PARTS[0], far], paper="", table=""), selection(tmp_path))
+    assert "data missing" in planned.cells[0].reason
+
+
 def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +201,8 @@ def test_rows_and_columns_by_label_or_number() -> None:
         ({"left_open": "partition_seed"}, "left_open.*list"),
         ({"rows": [{"label": "A"}, {"label": "A"}]}, "same name"),
         ({"columns": [{"label": "A", "publishd": {}}]}, "published"),
+        ({"columns": [{"label": "A", "mean": ["B"]}, {"label": "C"}]}, "'B'"),
+        ({"columns": [{"label": "A", "mean": ["A"]}, {"label": "C"}]}, "'A'"),
     ],
 )
 def test_a_wrong_table_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
