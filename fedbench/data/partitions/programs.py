@@ -351,7 +351,8 @@ class Anda(PartitionSpec):
         """
         if pool.classes not in (CLASSES, CLASSES**2):
             raise ConfigError(f"{self.label} is of 10 or 100 classes, the data set has {pool.classes}")
-        require_clients(self.num_clients, min(pool.tested, len(pool) - pool.tested))
+        require_clients(self.num_clients, len(pool) - pool.tested)
+        require_clients(self.num_clients, pool.tested)
         seed = (self.draw + pool.seed) % (LARGEST_SEED + 1)
         program, shuffler = np.random.RandomState(seed), torch.Generator().manual_seed(seed)
         train, test = (self._parts(places, shuffler) for places in np.split(np.arange(len(pool)), [-pool.tested]))
