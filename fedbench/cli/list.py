@@ -103,7 +103,7 @@ GROUPS = (
         "heads, and other parts",
         "a part of the model: its head, normalisation, lower layers, or chosen entries",
         "other labels (label skew) or other inputs, with features that all can share",
-        "fedala fedbn fedcp feddbe feddecomp fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
+        "fedala fedbn fedcp feddbe feddecomp fedlora fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
     ),
     Kind(
         "whole models",
@@ -126,7 +126,8 @@ GROUPS = (
     ),
     Kind(
         "clusters",
-        "one model for each group of clients (`oracle`: the true groups; `per_kind`: one model for each modality, [see below](#clients-of-several-modalities))",
+        "one model for each group of clients (`oracle`: the true groups; `per_kind`: "
+        "[the modalities](#clients-of-several-modalities))",
         "clients in a few groups that differ",
         "fedrc per_kind",
         "clustered",

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
+from fedbench.config.schema import added
 from fedbench.core.cache import source_key
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
 from fedbench.core.trees import Tree
@@ -304,12 +305,20 @@ class LibraryModel(Model):
 
     architecture: str | None = None  # its name in the library
     weights: str | None = None  # file with the library's state dict, of which the last layer is not taken
+    # name -> value: further arguments of the architecture, such as a ViT's img_size
+    options: Any = added(None)  # noqa: RUF009 - a field
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.options is None or isinstance(self.options, Mapping)):
+            raise ConfigError(f"model.options must be names and values, as {{img_size: 32}}, got {self.options!r}")
 
     @property
     def label(self) -> str:
-        """The library and the architecture, with a hash of its weights if there are any."""
+        """The library and the architecture, with its options and a hash of its weights if there are any."""
         found = "" if self.weights is None else weights_hash(self._file())
-        return "-".join(part for part in (self.library, self.architecture, found) if part)
+        options = [f"{name}{value}" for name, value in (self.options or {}).items()]
+        return "-".join(part for part in (self.library, self.architecture, *options, found) if part)
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -369,7 +378,14 @@ class LibraryModel(Model):
                 f"model.architecture={self.architecture} is not a network of {self.library}; nearest: "
                 f"{nearest(self.architecture, known)}"
             )
-        net = self.create(channels, classes)
+        try:
+            net = self.create(channels, classes)
+        except TypeError as error:
+            if not self.options:
+                raise
+            raise ConfigError(
+                f"model.options={dict(self.options)} do not fit {self.library}'s {self.architecture}: {error}"
+            ) from error
         for place, module in list(net.named_modules()):
             if type(module).__name__ in RANDOM:
                 _put(net, place, Certain())
@@ -404,10 +420,12 @@ class TorchvisionModel(LibraryModel):
         """The network; its first convolution for `channels`."""
         from torchvision.models import get_model
 
-        plain = {"aux_logits": False, "init_weights": True} if self.architecture in AUXILIARY else {}
+        plain: dict[str, Any] = {"aux_logits": False, "init_weights": True} if self.architecture in AUXILIARY else {}
         if plain and self.weights is not None and channels == 3:  # torchvision's are for inputs in [-1, 1]
             plain["transform_input"] = True
-        net: nn.Module = get_model(str(self.architecture), weights=None, num_classes=classes, **plain)
+        net: nn.Module = get_model(
+            str(self.architecture), weights=None, num_classes=classes, **{**plain, **(self.options or {})}
+        )
         convolutions = (item for item in net.named_modules() if isinstance(item[1], nn.Conv2d))
         place, first = next(convolutions, ("", None))
         if first is not None:
@@ -428,7 +446,7 @@ class TimmModel(LibraryModel):
     def create(self, channels: int, classes: int) -> nn.Module:
         """The network, for `channels`, without its random layers."""
         net: nn.Module = _timm().create_model(
-            str(self.architecture), pretrained=False, num_classes=classes, in_chans=channels
+            str(self.architecture), pretrained=False, num_classes=classes, in_chans=channels, **(self.options or {})
         )
         return net
 

@@ -233,6 +233,9 @@ def test_timm_is_asked_for_a_network_of_these_channels_and_classes(monkeypatch: 
     monkeypatch.setitem(sys.modules, "timm", timm)
     TimmModel(architecture="a").build((5, 2, 2), 3)
     assert asked == ["a", {"pretrained": False, "num_classes": 3, "in_chans": 5}]
+    sized = TimmModel(architecture="a", options={"img_size": 8})
+    sized.build((5, 2, 2), 3)
+    assert (asked[-1], sized.label) == ({**asked[1], "img_size": 8}, "timm-a-img_size8")  # type: ignore[dict-item]
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match="needs timm: pip install timm"):
         TimmModel(architecture="a").build((5, 2, 2), 3)
@@ -279,3 +282,15 @@ def test_weights_with_classifiers_in_the_middle_are_taken_without_them(
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(DataCorrupt, match="no state dict"):
         TorchvisionModel(architecture=architecture, weights=str(tmp_path / "w.pth")).begin()
+
+
+def test_options_that_a_network_does_not_take_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^model.options=\{'depth': 3\} do not fit torchvision's resnet18: .*depth"):
+        TorchvisionModel(architecture="resnet18", options={"depth": 3}).build((3, 32, 32), 4)
+    with pytest.raises(ConfigError, match=r"^model.options must be names and values, as"):
+        TorchvisionModel(architecture="resnet18", options=[1])
+
+
+def test_options_reach_a_network_of_torchvision() -> None:
+    narrow = TorchvisionModel(architecture="mobilenet_v2", options={"width_mult": 0.25})
+    assert narrow.leaf_bytes((3, 32, 32), 4) < TorchvisionModel(architecture="mobilenet_v2").leaf_bytes((3, 32, 32), 4)
