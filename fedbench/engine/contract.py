@@ -206,12 +206,12 @@ class Preparation(Protocol):
 
     @property
     def everyone(self) -> Cohort:
-        """All clients as a cohort of the current round."""
+        """The clients to prepare, as a cohort: all, or those that no round met, who are not among its `served`."""
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
     ) -> Tree:
-        """Every client's upload [N, ...] after local work on its row of `message` and `memory` [N, ...].
+        """Every such client's upload [C, ...] after local work on its row of `message` and `memory` [C, ...].
 
         With several `rounds` each client continues from its own last round, without the server. `sends` selects the
         part of an upload (one client's, without the client axis) that is sent; None sends all of it.
@@ -221,10 +221,10 @@ class Preparation(Protocol):
         """
 
     def received(self, uploads: Tree) -> Tree:
-        """Count `uploads` [N, ...] that all clients send, and return them."""
+        """Count `uploads` [C, ...] that clients send, and return them."""
 
     def samples(self, *, unit: bool = False, modality: int = 0) -> Batch:
-        """All training samples of the clients of modality `modality`, in the order of the clients.
+        """All training samples of all clients of modality `modality`, in the order of the clients.
 
         They are normalised as for the network, or with `unit` pixels in [0, 1].
         """

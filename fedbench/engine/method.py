@@ -82,7 +82,10 @@ class Method(Component, ABC):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Server, once, after `prepare_round` rounds: state and memory after work on the clients' data (clusters).
 
-        Before the first round it may replace the leaves of the memory, later only their values.
+        Before the first round it may replace the leaves of the memory, later only their values. Where `send` raises
+        IndexError for clients that no round met (protocol.unseen), it is called for these after the last round, as it
+        would have been with the others: they are `preparation.everyone`, and `memory` has their rows. What it returns
+        of the server's state then serves them; `send` finds each among the cohort's `served`.
         """
         return server, memory
 

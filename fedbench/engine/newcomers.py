@@ -1,7 +1,8 @@
 """Unseen clients (protocol.unseen), which no round draws: their scores at the end of a run.
 
 To the run they do not exist. When it is over, the method's state is given rows for them, as `init` makes them, and
-the server sends as to any client; none of their rows enters what others receive.
+the server sends as to any client; none of their rows enters what others receive. A server that cannot send before it
+knows them (IndexError) prepares them first, as `prepare` would have with the others.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.errors import Diverged
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock
 from fedbench.engine.hooks import NAMED, HookCaller, HookError
 from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
+from fedbench.engine.preparation import EnginePreparation
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State, initial, measured, scored_sets, tallies
 from fedbench.engine.trainer import Counts, on_host
@@ -53,11 +56,14 @@ class Newcomers:
         """
         whole, clock, sets = self.whole, Clock(state.round, self.whole.protocol.rounds), scored_sets(self.whole)
         try:
-            own, lent = (self._views(state, clock, lend=lend) for lend in (False, True))
+            joined = self._joined(state, clock)
+            own, lent = (self._views(state, clock, joined, lend=lend) for lend in (False, True))
         except HookError as error:
             if not isinstance(error.__cause__, IndexError):
                 raise
             return Unseen(note="the server keeps no state for new clients")
+        except Diverged as error:
+            return Unseen(note=f"the server cannot prepare new clients: {str(error).partition(';')[0]}")
         counts: dict[str, list[Counts]] = {"received": [], **{str(epochs): [] for epochs in ADAPTED}}
         every: set[str] = set()
         lacking: set[str] = set()
@@ -92,20 +98,52 @@ class Newcomers:
         }
         return Unseen(found, "; ".join(notes), measures)
 
-    def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
-        """Each unseen client as its hooks see it, with the server's message and the initial memory."""
-        whole, ids = self.whole, self.ids
-        cohort = replace(whole.cohort(ids, clock, "unseen"), served=self.seen.everyone)
-        # On the CPU, where a row that is not there raises an error instead of ending the device's work.
+    def _joined(self, state: State, clock: Clock) -> Tree:
+        """What of the server's state the method's preparation of the unseen clients changes; {} if it needs none."""
+        whole, method = self.whole, self.whole.method
+        try:
+            self._views(state, clock, {}, lend=False)
+        except HookError as error:
+            if not isinstance(error.__cause__, IndexError):
+                raise
+        else:
+            return {}
+        moment = Clock(method.prepare_round, whole.protocol.rounds)
+        preparation = EnginePreparation(whole, LoopedTrainer(whole), moment, self.ids)
+        server, memory = self._state(state, lend=False)
+        server = whole.federation.placed(server)
+        found, _ = HookCaller(method, moment, self.ids)("prepare", method.prepare, preparation, server, memory)
+        return {name: leaf.cpu() for name, leaf in found.items() if leaf is not server.get(name)}
+
+    def _views(self, state: State, clock: Clock, joined: Tree, *, lend: bool) -> list[Client]:
+        """Each unseen client as its hooks see it, with the server's message and the initial memory.
+
+        Where the server's state has their `joined` part, it serves each, and is asked for one after another.
+        """
+        whole, served, views = self.whole, self.seen.everyone, list[Client]()
+        server, memory = self._state(state, lend=lend)
+        for ids in self.ids.split(1 if joined else len(self.ids)):
+            known = torch.cat([served, ids]) if joined else served
+            cohort = replace(whole.cohort(ids, clock, "unseen"), served=known)
+            message = HookCaller(whole.method, clock, ids)("send", whole.method.send, {**server, **joined}, cohort)
+            placed, on_host = whole.federation.placed(message), trees.OnHost(message)
+            views += [
+                whole.client(
+                    client, trees.row(placed, row), trees.row(memory, len(views) + row), clock, on_host.row(row)
+                )
+                for row, client in enumerate(ids.tolist())
+            ]
+        return views
+
+    def _state(self, state: State, *, lend: bool) -> tuple[Tree, Tree]:
+        """(the server's state with rows for the unseen clients, their memory [C, ...]), see `_rows`.
+
+        The server's is on the CPU, where a row that is not there raises an error instead of ending the device's work.
+        """
         server = {name: self._rows("server", name, leaf.cpu(), lend=lend) for name, leaf in state.server.items()}
-        message = HookCaller(whole.method, clock, ids)("send", whole.method.send, server, cohort)
         begun = [name for name in self._begun[1]["memory"] if name in state.memory]
-        memory = trees.take({name: self._rows("memory", name, state.memory[name], lend=lend) for name in begun}, ids)
-        placed, on_host = whole.federation.placed(message), trees.OnHost(message)
-        return [
-            whole.client(client, trees.row(placed, row), trees.row(memory, row), clock, on_host.row(row))
-            for row, client in enumerate(ids.tolist())
-        ]
+        memory = {name: self._rows("memory", name, state.memory[name], lend=lend) for name in begun}
+        return server, trees.take(memory, self.ids)
 
     def _rows(self, side: str, name: str, leaf: Tensor, *, lend: bool) -> Tensor:
         """A leaf of the state with a row for each client, or with as many client axes as at the beginning.

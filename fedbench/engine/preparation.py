@@ -28,6 +28,7 @@ class EnginePreparation(Preparation):
     setup: Setup
     trainer: Trainer
     clock: Clock
+    late: Tensor | None = None  # the clients to prepare, where they are those that no round met; int64 [C]
     meter: Meter = field(default_factory=Meter)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0  # that earlier runs took for what this one did not make again
@@ -46,12 +47,16 @@ class EnginePreparation(Preparation):
 
     @property
     def everyone(self) -> Cohort:
-        return self.setup.cohort(self.setup.everyone, self.clock)
+        everyone = self.setup.everyone
+        if self.late is None:
+            return self.setup.cohort(everyone, self.clock)
+        known = everyone[: self.setup.protocol.seen(len(everyone))]
+        return replace(self.setup.cohort(self.late, self.clock), served=known)
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
     ) -> Tree:
-        ids = self.setup.everyone
+        ids = self.everyone.ids
         self.meter.down += self.setup.traffic(message, ids)
         for passed in range(rounds):
             clock = replace(self.clock, round=self.clock.round + passed)

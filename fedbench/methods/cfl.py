@@ -13,7 +13,11 @@ starts from.
 FedCollab's comparison calls the method FedCluster and publishes no settings. The preset's are relative, with gamma_max
 = .7 (halves whose most similar updates are orthogonal); chosen by the groups found, not by accuracy: on FedCollab's
 label shift, the three planted ones on Fashion-MNIST, large and small clients apart on digits.
-Deviations: where not all clients take part, absent members of a cluster stay with the half that has more samples.
+A client that no round met goes down the tree of cuts, as in the paper: at each cut of the cluster that it is in it
+trains from the model of before the cut, and goes with the half to which its update has the larger cosine similarity.
+Deviations: where not all clients take part, absent members of a cluster stay with the half that has more samples. Down
+the tree an update is compared with the mean update of either half (the paper: with each member's, of which the most
+similar counts), so that a cut keeps one model and one vector.
 Batch normalisation: statistics do not count in norms and cosines; within a cluster they are shared and averaged.
 """
 
@@ -27,13 +31,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbench.config.fields import at_least, one_of, share
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree, sent
-from fedbench.engine.contract import Cohort
+from fedbench.engine.contract import Cohort, Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import Array, Coalitions, members_of
@@ -44,7 +49,8 @@ from fedbench.models.task import Task
 class CFL(Coalitions):
     """FedAvg whose clusters split when their clients' updates disagree.
 
-    Server: coalition [N]; base/* [M, ...]; peak [N] if relative; distances [N, N] if a cut was looked at
+    Server: coalition [N]; base/* [M, ...]; peak [N] if relative; distances [N, N] if a cut was looked at;
+        cut/from [C] if C cuts were made; cut/way [C, P] if one was; cut/model/* [C, ...] if one was
     Memory: nothing
     Message: * [...]
     Upload: * [...]
@@ -127,7 +133,35 @@ class CFL(Coalitions):
         new = len(next(iter(base.values())))
         coalition[members.ids[torch.from_numpy(leaving)]] = new
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
-        return {**server, "coalition": coalition, **trees.join(base=grown)}
+        way = self._way(updates, members.sizes, torch.from_numpy(leaving))
+        cut = trees.join(cut={"from": torch.tensor(k), "way": way, **trees.join(model=trees.row(base, k))})
+        cuts = {
+            key: torch.cat([server[key].to(leaf.device), leaf[None]]) if key in server else leaf[None]
+            for key, leaf in cut.items()
+        }
+        return {**server, "coalition": coalition, **trees.join(base=grown), **cuts}
+
+    def _way(self, updates: Tensor, sizes: Tensor, leaving: Tensor) -> Tensor:
+        """Return where those go who leave a cluster [P]: their mean update less that of the others, both of length 1.
+
+        Of `updates` [M, P], `sizes` [M] and `leaving` [M].
+        """
+        halves = sent(torch.stack([leaving, ~leaving]) * sizes, updates.device) @ updates
+        leave, stay = functional.normalize(halves, eps=torch.finfo(halves.dtype).tiny)
+        way: Tensor = leave - stay
+        return way.float()
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the cluster to which each client's updates lead it: cut number s parted the cluster s + 1."""
+        count, models = len(preparation.everyone.ids), trees.part(server, "cut/model")
+        coalition = torch.zeros(count, dtype=torch.int64)
+        for s, parted in enumerate(server["cut/from"].tolist()):
+            message = trees.expand(trees.row(models, s), count)
+            trained = preparation.round(message, memory)
+            ends, begin = (trees.flatten(preparation.task.weights(each)).double() for each in (trained, message))
+            leaves = (ends - begin) @ server["cut/way"][s].double() > 0
+            coalition[(coalition == parted) & leaves.cpu()] = s + 1
+        return coalition
 
     def _latest_distances(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
         """Return 1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""

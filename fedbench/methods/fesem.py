@@ -10,6 +10,8 @@ chosen, as FedCollab's comparison gives none.
 Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
 that all centres may start from the initial weights. So a client is assigned by centres that already hold its own model
 of the round: it leaves later than in the paper, and one that outweighs the others of its cluster hardly ever.
+The paper has no rule for a client that no round met. Ours is an E step with W_i trained from each centre in turn: the
+client takes the centre to which its model stays nearest, argmin_k ||W_ik - V_k||.
 Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
 """
 
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
@@ -75,7 +78,7 @@ class FeSEM(Coalitions):
             server |= trees.join(base=trees.stack([server_of(server, 0), *others]))
         return server, memory
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Group as KMeans, or draw a cluster for every client."""
         if self.pretrain_rounds:
             message = self.send(server, preparation.everyone)
@@ -92,6 +95,10 @@ class FeSEM(Coalitions):
             preparation.keep("distances", distances[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
         return server_of_groups(server_of(server, 0), coalition, self.k), memory
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the centre to which each client's model stays nearest when it trains from it."""
+        return clustered.least_moved(preparation, server, memory, self.compared)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Update centres by the cohort's models (M step), then the cohort's assignment to centres (E step)."""

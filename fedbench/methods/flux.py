@@ -38,12 +38,20 @@ from torch import Tensor
 
 from fedbench.config.fields import at_least, positive
 from fedbench.core import trees
-from fedbench.core.batch import Population
+from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, ClientHook, Cohort, Conformance, Preparation
+from fedbench.engine.contract import Conformance, Preparation
 from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.clustered import Array, Coalitions, Labels, distances, server_of, server_of_groups
+from fedbench.methods.parts.clustered import (
+    Array,
+    Coalitions,
+    Labels,
+    by_client,
+    distances,
+    server_of,
+    server_of_groups,
+)
 from fedbench.methods.parts.features import blocks
 from fedbench.models.task import Task
 
@@ -72,18 +80,12 @@ class FLUX(Coalitions):
         return FedAvg()
 
     @property
-    def reads_data(self) -> frozenset[ClientHook]:
-        return frozenset({"start", "personal"})
-
-    @property
     def conformance(self) -> Conformance:
         return Conformance(settings={"cluster_round": 0})
 
     @property
     def prepare_round(self) -> int:
         return self.cluster_round
-
-    # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start with one group of all, whose model describes."""
@@ -94,7 +96,7 @@ class FLUX(Coalitions):
         px = {"axes": torch.zeros(r, width), "centre": torch.zeros(width), "groups": torch.zeros(1, 2, r)}
         return {**server, **trees.join(seer=model, px={**px, "low": torch.zeros(2), "high": torch.ones(2)})}, memory
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Group the clients by their descriptors; all groups start from the global model."""
         model, task, samples = server_of(server, 0), preparation.task, preparation.samples()
         found = torch.cat([task.features(model, block.x) for block in blocks(samples)])
@@ -116,36 +118,21 @@ class FLUX(Coalitions):
         placed = {name: torch.from_numpy(np.ascontiguousarray(leaf)).to(found) for name, leaf in px.items()}
         return {**server_of_groups(model, coalition, len(means)), **trees.join(seer=model, px=placed)}, memory
 
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client its group's model; to those that no round met, all of them and what tells groups apart."""
-        if bool(torch.isin(cohort.ids, cohort.served).all()):
-            return super().send(server, cohort)
-        spaces = {name: trees.part(server, name) for name in ("base", "seer", "px")}
-        return trees.expand(trees.join(**spaces), len(cohort.ids))
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the group that is nearest to each client's samples."""
+        seer, px = trees.part(server, "seer"), trees.part(server, "px")
+        samples = by_client(preparation.samples(), preparation.population)
+        ids = preparation.everyone.ids.tolist()
+        return torch.stack([nearest(seer, px, samples[client], preparation.task) for client in ids])
 
-    # ---- client
 
-    def start(self, client: Client) -> Tree:
-        """Return the received model, or that of the nearest group."""
-        models = trees.under(client.message, "base")
-        if not models:
-            return client.message
-        nearest = self.nearest(trees.part(client.message, "seer"), trees.part(client.message, "px"), client)
-        return trees.map_leaves(lambda leaf: leaf.index_select(0, nearest.view(1))[0], models)
-
-    def nearest(self, seer: Tree, px: Tree, client: Client) -> Tensor:
-        """Return the group whose mean is nearest to the client's mean and deviation of projected features."""
-        data = client.data
-        z = torch.cat([client.task.features(seer, block.x) for block in blocks(data)])
-        points = (z - px["centre"]) @ px["axes"].t()
-        mean = data.mean(points)
-        moments = torch.stack([mean, data.mean((points - mean).square()).sqrt()])  # [2, r]
-        span = torch.where(px["high"] > px["low"], px["high"] - px["low"], 1.0)
-        scaled = (moments - px["low"].unsqueeze(1)) / span.unsqueeze(1)
-        return (px["groups"] - scaled).square().sum((1, 2)).argmin()
-
-    def personal(self, client: Client) -> Tree:
-        return self.start(client)
+def nearest(seer: Tree, px: Tree, data: Batch, task: Task) -> Tensor:
+    """Return the group whose mean is nearest to the mean and deviation of the projected features of `data`."""
+    points = (torch.cat([task.features(seer, block.x) for block in blocks(data)]) - px["centre"]) @ px["axes"].t()
+    moments = torch.stack([points.mean(0), points.std(0, correction=0)])  # [2, r]
+    span = torch.where(px["high"] > px["low"], px["high"] - px["low"], 1.0)
+    scaled = (moments - px["low"].unsqueeze(1)) / span.unsqueeze(1)
+    return (px["groups"] - scaled).square().sum((1, 2)).argmin()
 
 
 def principal_axes(largest: float, count: int, width: int) -> tuple[Array, Array]:

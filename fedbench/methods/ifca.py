@@ -3,6 +3,7 @@
 Algorithm 1 (model averaging): the server sends all k models; client i takes the one with the least loss on its training
 data, argmin_j F_i(theta_j), trains it and returns it with j; the server averages the models returned under each j.
 Models start from independent draws. Chosen, as FedCollab's comparison gives none: k = 4, its number of client types.
+A client that no round met takes its model in the same way.
 Deviations: averages are weighted by size, as FedAvg's; a client is scored by the model it would take now.
 Batch normalisation: each of the k models has its own statistics; losses are compared in evaluation mode.
 """

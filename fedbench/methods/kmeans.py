@@ -9,6 +9,7 @@ Deviations:
 - There is no defence against adversaries (the paper's third stage).
 - A group runs FedAvg from the initial weights.
 - The best of several starts of k-means counts (parts/clustered.py).
+- A client that no round met is placed as by FeSEM; the paper has no rule for it.
 
 Batch normalisation: statistics do not count in distances. Within a group they are shared and averaged.
 """
@@ -18,13 +19,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.clustered import Coalitions, cluster_local_models, server_of, server_of_groups
+from fedbench.methods.parts.clustered import (
+    Coalitions,
+    cluster_local_models,
+    least_moved,
+    server_of,
+    server_of_groups,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,12 @@ class KMeans(Coalitions):
     def inner(self) -> Method:
         return FedAvg()
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
         message = self.send(server, preparation.everyone)
         coalition = cluster_local_models(preparation, message, memory, self.k, self.pretrain_rounds, self.compared)
         return server_of_groups(server_of(server, 0), coalition, self.k), memory
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the group to whose model each client stays nearest when it trains from it."""
+        return least_moved(preparation, server, memory, self.compared)

@@ -51,7 +51,7 @@ class Oracle(Coalitions):
             )
         return super().init(task, population, generator)
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Give each coalition a copy of the base server."""
         groups = self.coalition or (0,) * preparation.population.clients
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)

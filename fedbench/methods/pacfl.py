@@ -8,16 +8,17 @@ smallest angle between a column of U_i and one of U_j, for which its thresholds 
 signed`), though a singular vector's is arbitrary; `angle: columns` leaves the sign out. The code's "average" linkage is
 the plain mean of the two merged rows (WPGMA), its p by class size for Dirichlet partitions never takes effect.
 Deviations: directions without variance are not sent, so a class with fewer than p samples has fewer; a vector's sign
-makes its largest entry positive; pixels are in [0, 1], which turns no angle.
+makes its largest entry positive; pixels are in [0, 1], which turns no angle. A client that no round met sends its U_k
+too, and joins the cluster that is nearest by the linkage, however far (average: the mean of its members' angles); the
+code clusters it with all others, before training.
 Batch normalisation: within a cluster statistics are shared and averaged; they play no part in the angles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,11 +29,13 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.engine.method import ONE_NETWORK, Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.clustered import Array, Coalitions, server_of, server_of_groups
+from fedbench.methods.parts.clustered import Array, Coalitions, by_client, server_of, server_of_groups
 from fedbench.methods.parts.features import NEGLIGIBLE
 
 LEAST = NEGLIGIBLE**0.5  # of the largest singular value: below it a direction is rounding
 LINKAGES = {"average": "weighted", "maximum": "complete", "minimum": "single"}  # the code's name: scipy's
+# of a point's distances from a cluster's members
+NEAR: dict[str, Callable[[Array], Any]] = {"average": np.mean, "maximum": np.max, "minimum": np.min}
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,34 @@ class PACFL(Coalitions):
     def inner(self) -> Method:
         return FedAvg()
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Group the clients by their samples; all groups start from the initial weights."""
-        samples, last = preparation.samples(unit=True), preparation.population.sizes.cumsum(0).long().tolist()
-        bases = []
-        for first, end in pairwise([0, *last]):
-            basis = directions(samples.x[first:end].flatten(1).cpu(), samples.y[first:end].cpu(), self.p)
-            preparation.meter.received({"U": basis.unsqueeze(0)})
-            bases.append(np.asarray(basis, np.float64))
+        bases = self.bases(preparation)
         distances = np.array([[smallest_angle(one, other, self.angle) for other in bases] for one in bases])
         coalition = groups(distances, self.threshold, self.linkage)
         preparation.keep("distances", distances)
         preparation.keep("coalition", coalition)
         return server_of_groups(server_of(server, 0), coalition, int(coalition.max()) + 1), memory
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the cluster that is nearest to each client."""
+        bases, known = self.bases(preparation), preparation.everyone.served
+        coalition, found = server["coalition"][known].numpy(), []
+        clusters = np.unique(coalition)
+        for client in preparation.everyone.ids.tolist():
+            angles = np.array([smallest_angle(bases[client], bases[k], self.angle) for k in known.tolist()])
+            apart = [NEAR[self.linkage](angles[coalition == k]) for k in clusters]
+            found.append(int(clusters[np.argmin(apart)]))
+        return torch.tensor(found)
+
+    def bases(self, preparation: Preparation) -> list[Array]:
+        """Return U_k [d, m] of all clients' samples."""
+        found = []
+        for own in by_client(preparation.samples(unit=True), preparation.population):
+            basis = directions(own.x.flatten(1).cpu(), own.y.cpu(), self.p)
+            preparation.meter.received({"U": basis.unsqueeze(0)})
+            found.append(np.asarray(basis, np.float64))
+        return found
 
 
 def directions(x: Tensor, y: Tensor, p: int) -> Tensor:

@@ -17,8 +17,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Preparation
-from fedbench.engine.method import Method
-from fedbench.methods.parts.clustered import WrapperMethod, default_base
+from fedbench.methods.parts.clustered import WrapperMethod, default_base, prepares
 from fedbench.models.task import Task
 
 
@@ -45,7 +44,7 @@ class PerKind(WrapperMethod):
     def unfit(self) -> Mapping[str, str]:
         """The method inside may be any that does not prepare."""
         found = {name: why for name, why in self.inner.unfit.items() if name != "modalities"}
-        if type(self.inner).prepare is Method.prepare:
+        if not prepares(self.inner):
             return found
         return {**found, "modalities": f"runs {type(self.inner).__name__}, which prepares with the data of all clients"}
 

@@ -22,6 +22,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
 from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts.clustered import prepares
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig
 from fedbench.runs.folder import ROUNDS, RunFolder, Status, files_of
@@ -173,8 +174,8 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
         except Exception:  # noqa: BLE001 - an estimate must not end a run, which says itself what fails
             return ""
         seconds += taken * left / each.protocol.rounds
-        prepares = type(each.method).prepare is not Method.prepare
-        parts.append(f"{each.labels['method']} {amount(left, 'round')}{' beside its preparation' * prepares}")
+        more = " beside its preparation" * prepares(each.method)
+        parts.append(f"{each.labels['method']} {amount(left, 'round')}{more}")
     smaller = seconds > LONG and len(setup.federation.sets["train"].values) > SMALLER
     return f"about {rough_seconds(seconds)} here: {', '.join(parts)}{f'; smaller: dataset.limit={SMALLER}' * smaller}"
 

@@ -63,7 +63,7 @@ RECEIVED = {  # of an own score, by what is said of it; the methods that neither
         "fedyogi", "floco", "moon", "per_kind", "scaffold", "sosicfl", "sosicfl_all", "sosicfl_code",
     },
     "fitted to the client's samples when it is scored": {
-        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "flux",
+        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm",
         "ifca", "knnper", "perfedavg", "pfedfda",
     },
 }  # fmt: skip
@@ -72,7 +72,8 @@ BOTH = {
     "pfedgraph",
 }  # fmt: skip
 CLUSTERED = {
-    "cfl", "fedcluster", "fedcollab", "fedcollab_code", "fedrc", "fesem", "kmeans", "oracle", "pacfl", "pacfl_code",
+    "cfl", "fedcluster", "fedcollab", "fedcollab_code", "fedrc", "fesem", "flux", "kmeans", "oracle", "pacfl",
+    "pacfl_code",
 }  # fmt: skip
 
 

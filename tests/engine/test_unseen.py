@@ -120,8 +120,7 @@ def test_scores_are_those_of_a_loop_by_hand(name: str, moves: tuple[str, ...]) -
             ("pfedhn", f"no score as received: the model {ROWS}"),
             ("fedper", f"no score as received: head.bias, head.weight {ROWS}"),
             ("fedap", PLACE),
-            ("kmeans", PLACE),  # which of its clusters is a new client's nobody can say
-            ("fesem", PLACE),
+            ("kmeans", ""),  # its server places new clients, see tests/methods/test_newcomers.py
             ("feddbe", f"no score as received: bias {ROWS}; {BEGUN}"),
         ],
         every=4,
@@ -224,14 +223,9 @@ def test_they_are_sent_nothing_of_one_another() -> None:
     """FedFomo's server would send each six models; five have trained, and in the place of another it sends its own."""
     whole = whole_of("fedfomo", M=6)
     newcomers, state = Newcomers(whole, whole.seen), simulate(whole.seen)
-    views = newcomers._views(state, Clock(3, 3), lend=False)
+    views = newcomers._views(state, Clock(3, 3), {}, lend=False)
     for client, view in zip(LAST, views, strict=True):
         assert set(view.message["reported/peers"].tolist()) == {*range(5), client}
-
-
-def test_coalitions_inside_another_method_have_no_place_either() -> None:
-    found = scored(whole_of("per_kind", base={"name": "kmeans"}))[1]
-    assert (found.tallies, found.note) == ({}, PLACE)
 
 
 def test_one_group_of_all_is_everybody_s() -> None:

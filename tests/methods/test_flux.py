@@ -83,7 +83,9 @@ def test_rounds_of_flux_and_where_a_new_client_goes() -> None:
     nearest = int(np.argmin(gaps))
     assert nearest == 1
     newcomers = Newcomers(whole, chosen)
-    (view,) = newcomers._views(state, Clock(3, 3), lend=False)
+    place = newcomers._joined(state, Clock(3, 3))
+    assert place["coalition"].tolist() == [0, 0, 1, 1, nearest]
+    (view,) = newcomers._views(state, Clock(3, 3), place, lend=False)
     assert close(whole.method.personal(view), groups[nearest])
     found = newcomers.score(state)
     assert (found.note, set(found.tallies)) == ("", {"received", "1", "5"})

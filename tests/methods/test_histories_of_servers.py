@@ -58,6 +58,7 @@ from fedbench.methods.kmeans import KMeans
 from fedbench.methods.moon import Moon
 from fedbench.methods.oracle import Oracle
 from fedbench.methods.parts import simplex
+from fedbench.methods.parts.clustered import prepares
 from fedbench.methods.per_kind import PerKind
 from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
@@ -1248,7 +1249,6 @@ READS = {
     **dict.fromkeys(("fedem", "fedfomo", "fedrc"), START),
     "fedas": START | FINISH,
     "fedccfa": START | FINISH,
-    "flux": START | {"personal"},
     "ifca": START | {"personal"},
     "knnper": {"model", "personal"},
     "pfedfda": START | FINISH | {"model", "personal"},
@@ -1284,7 +1284,7 @@ def test_what_each_method_says_of_itself() -> None:
         assert bool(declared.sends_by_cohort) is (name in {"fedfomo", "fedphp"}), name
         assert declared.smallest == 1 + (name == "fedcollab"), name
         for outer in (FedCollab, Oracle, PerKind):
-            if method.prepare_round == 0 and (outer is not PerKind or type(method).prepare is Method.prepare):
+            if method.prepare_round == 0 and (outer is not PerKind or not prepares(method)):
                 inside = outer(base={"name": name})
                 assert inside.reads_data == method.reads_data
                 assert (inside.shares(torch.ones(2)) is None) is (name in APART)

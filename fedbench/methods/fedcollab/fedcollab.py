@@ -4,7 +4,8 @@
 (2) Algorithm 2: coalitions minimise Eq. 10 (its first line; the square in the second is a slip).
 (3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
 A client of `newcomers` joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2), and until then is one of
-its own. One that no round met (protocol.unseen) does not: nobody measured its distances.
+its own. One that no round met (protocol.unseen) has its distances to the others measured when training is over, and
+joins the one of their coalitions that minimises Eq. 10.
 Table 3's ablations: `quantities` or `distances` false.
 The paper does not say how the discriminators' images are scaled; the authors' code normalises them (`inputs`). The
 default, pixels in [0, 1], was chosen for its outcome: it gives label shift's published coalitions for the partitions of
@@ -101,7 +102,7 @@ class FedCollab(Coalitions):
         check_sizes(population.sizes.long().tolist())
         return super().init(task, population, generator)
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
         if self.newcomers and self.join_round > (rounds := preparation.everyone.clock.rounds):
             log.warning("newcomers join after %d rounds; in a run of %d they never do", self.join_round, rounds)
@@ -130,17 +131,23 @@ class FedCollab(Coalitions):
         """
         if self.packaged is not None:
             return self._packaged(self.packaged, preparation.population.clients)
+        return self._measured(preparation, list(range(preparation.population.clients)))
+
+    def _measured(
+        self, preparation: Preparation, clients: list[int], pairs: list[tuple[int, int]] | None = None
+    ) -> np.ndarray:
+        """Return the distances [C, C] that discriminators find between `clients`, of `pairs` of places or of all."""
         samples = preparation.samples(unit=self.inputs == "unit")
         sizes = preparation.population.sizes.long().tolist()
         x, y, classes, seed = samples.x.flatten(1), samples.y, preparation.task.classes, preparation.seed
-        clients = torch.arange(len(y)).split(sizes)
+        rows = torch.arange(len(y)).split(sizes)
+        chosen = [rows[k] for k in clients]
 
         def train(meter: Meter) -> Arrays:
-            return {
-                "distances": train_discriminators(x, y, classes, clients, self.discriminator, seed, meter=meter).matrix
-            }
+            found = train_discriminators(x, y, classes, chosen, self.discriminator, seed, pairs, meter)
+            return {"distances": found.matrix}
 
-        inputs = (x, y, classes, sizes, self.discriminator, seed)
+        inputs = (x, y, classes, sizes, self.discriminator, seed, *([clients, pairs] if pairs else []))
         return preparation.once(train_discriminators, inputs, train)["distances"]
 
     @staticmethod
@@ -160,6 +167,18 @@ class FedCollab(Coalitions):
             sizes if self.quantities else ignore_quantities(sizes),
             distances if self.distances else ignore_distances(distances),
         )
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> torch.Tensor:
+        """Return the coalition that minimises Eq. 10 with each client, of those that there are (Section 4.4)."""
+        known, found = preparation.everyone.served.tolist(), []
+        coalition, count = server["coalition"].numpy()[known], len(known)
+        for client in preparation.everyone.ids.tolist():
+            clients = [*known, client]
+            D = self._measured(preparation, clients, [(k, count) for k in range(count)])
+            D[:count, :count] = server["distances"].cpu().numpy()
+            inputs = self._solver_inputs(preparation.population.sizes.numpy()[clients], D)
+            found.append(solver.assign_new(coalition, *inputs, self.C, alone=False))
+        return torch.tensor(found)
 
     def _admit(self, server: Tree, population: Population) -> Tree:
         """Move newcomers into the coalitions that minimise Eq. 10, one after another."""

@@ -59,16 +59,18 @@ def canonical(assignment: npt.ArrayLike) -> Ints:
     return rank[inverse]
 
 
-def assign_new(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> int:
+def assign_new(
+    assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float, *, alone: bool = True
+) -> int:
     """Return the coalition that a new client joins: the one that minimises Eq. 10 over all N + 1 (Section 4.4).
 
     The new client is the last of `sizes` [N + 1] and `distances` [N + 1, N + 1]; the others keep `assignment`
-    [N], numbered from 0 without gaps. It is max(assignment) + 1 where staying alone is strictly best.
+    [N], numbered from 0 without gaps. If it may stay `alone`, it is max(assignment) + 1 where that is strictly best.
     """
     n, D = _checked(sizes, distances, C)
     p = np.asarray(assignment, np.int64)
-    options = np.arange(p.max(initial=-1) + 2)
-    return int(np.argmin([objective(np.append(p, c), n, D, C) for c in options]))
+    options = np.arange(p.max(initial=-1) + 2) if alone else np.unique(p)
+    return int(options[np.argmin([objective(np.append(p, c), n, D, C) for c in options])])
 
 
 def solve(

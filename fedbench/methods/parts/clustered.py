@@ -2,8 +2,8 @@
 
 `WrapperMethod` has the inner method's client hooks; a subclass gives the servers. `Coalitions` splits the clients and
 has one of the inner method's servers a coalition. Its leaves are `coalition` [N] and, in namespace `base`, the inner
-servers [K, ...]; K may grow. `coalition` is read on the host, and stays there once it is. Below them: groups of clients
-by their models, with k-means.
+servers [K, ...]; K may grow. `coalition` is read on the host, and stays there once it is. A client that no round met is
+placed in one of them, which changes nothing for the others. Below them: groups of clients by their models.
 """
 
 from __future__ import annotations
@@ -138,6 +138,32 @@ class Coalitions(WrapperMethod):
         coalition = torch.zeros(population.clients, dtype=torch.int64)
         return {"coalition": coalition, **copies(server, 1)}, memory
 
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Group the clients; those that no round met get a place in the groups that there are.
+
+        Raises:
+            IndexError: nobody can say which place, or the method inside has coalitions itself.
+        """
+        late = preparation.everyone
+        if bool(torch.isin(late.ids, late.served).all()):
+            return self.group(preparation, server, memory)
+        inner = self.inner
+        while isinstance(inner, WrapperMethod) and not isinstance(inner, Coalitions):
+            inner = inner.inner
+        if isinstance(inner, Coalitions):
+            raise IndexError("a new client's coalition in the coalition is not known")
+        coalition = server["coalition"].cpu().clone()
+        coalition[late.ids] = self.place(preparation, {**server, "coalition": coalition}, memory).cpu()
+        return {**server, "coalition": coalition}, memory
+
+    def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Return state and memory with the coalitions that are found before training; by default none are."""
+        return server, memory
+
+    def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
+        """Return the coalition of each client of the preparation, int64 [C], whoever else is placed with it."""
+        raise IndexError("coalitions are of clients that took part")
+
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """Return each client's row of the inner method's W, among the members of its coalition, [N, N].
 
@@ -166,7 +192,7 @@ class Coalitions(WrapperMethod):
         """Send each client what its coalition's server sends.
 
         Raises:
-            IndexError: one is of no coalition, as no round met it, and there are several.
+            IndexError: one is of no coalition, as no round met it and `prepare` did not place it; there are several.
         """
         coalition = server["coalition"].cpu()
         if coalition.any() and not torch.isin(cohort.ids, cohort.served).all():
@@ -213,7 +239,21 @@ def server_of(server: Tree, coalition: int) -> Tree:
 
 def members_of(cohort: Cohort, coalition: Tensor, k: int) -> Cohort:
     """Return the cohort's members of coalition `k`."""
-    return cohort.where(coalition[cohort.ids] == k, (coalition == k).nonzero().flatten())
+    return cohort.where(coalition[cohort.ids] == k, cohort.served[coalition[cohort.served] == k])
+
+
+def prepares(method: Method) -> bool:
+    """Return whether `method` works on all clients' data before or between rounds."""
+    kind = type(method)
+    if issubclass(kind, Coalitions):
+        return kind.group is not Coalitions.group
+    return kind.prepare is not Method.prepare
+
+
+def by_client(samples: Batch, population: Population) -> list[Batch]:
+    """Return each client's part of the `samples` of all."""
+    sizes = population.sizes.long().tolist()
+    return [Batch(x, y) for x, y in zip(samples.x.split(sizes), samples.y.split(sizes), strict=True)]
 
 
 def _merged(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -256,6 +296,20 @@ def cluster_local_models(
     preparation.keep("distances", distances(points))
     preparation.keep("coalition", coalition)
     return coalition
+
+
+def least_moved(preparation: Preparation, server: Tree, memory: Tree, compared: tuple[str, ...]) -> Tensor:
+    """Return the coalition to whose model each client stays nearest in one local work from it, [C].
+
+    Distances are of the `compared` weights.
+    """
+    base, apart = trees.part(server, "base"), []
+    for k in range(len(next(iter(base.values())))):
+        message = trees.expand(trees.row(base, k), len(preparation.everyone.ids))
+        trained = preparation.round(message, memory)
+        ends, begin = (weight_vectors(each, preparation.task, compared) for each in (trained, message))
+        apart.append((ends - begin).norm(dim=1))
+    return torch.stack(apart).argmin(0)
 
 
 def weight_vectors(models: Tree, task: Task, compared: tuple[str, ...]) -> Tensor:
