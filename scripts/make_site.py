@@ -26,11 +26,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedbench.cli.list import listing
 from fedbench.config import groups
 from fedbench.config.fields import DOMAIN
+from fedbench.config.schema import LocalConfig, ProtocolConfig
 from fedbench.core.markdown import markdown
 from fedbench.core.version import __version__
+from fedbench.engine.contract import Clock
+from fedbench.engine.method import Method, own_score
 from fedbench.papers import report, standings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,6 +223,7 @@ def method_page(name: str, row: Mapping[str, str]) -> str:
         "`*` is the model; N clients, K classes, d features.",
         markdown([("", "leaves"), *leaves]),
     ]
+    parts += section("Definitions", definitions(name, cls))
     parts += section("Options", options(name, cls, presets))
     parts += section("Presets", [preset_line(each, name) for each in presets if each != name])
     parts += section("Where text and code differ", readings(titled, name))
@@ -226,6 +232,33 @@ def method_page(name: str, row: Mapping[str, str]) -> str:
     parts += section("Beside other implementations", implementations(presets))
     parts += section("On the leaderboards", boards(presets))
     return "\n\n".join(parts) + "\n"
+
+
+def definitions(name: str, cls: type[Method]) -> list[str]:
+    """Return which of the usual definitions a method has: the scored model, the weights of averages, the head."""
+    method = groups.registry("method").build(groups.plain_option("method", name))
+    received = "the global model" if method.family == "global" else "the model that a client has before local training"
+    if "personal" in method.reads_data:
+        received = "the model that a client makes from what it received and its own samples"
+    if method.adapt(LocalConfig(), Clock(0, 1)):
+        received += ", after the adaptation that belongs to the method"
+    model, why = own_score(method, ProtocolConfig(report="best_test"))
+    shares = method.shares(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    average = "there is no plain average of all clients' models; see the equations"
+    if shares is not None:
+        average = "training samples" if float(shares[1]) == 3 * float(shares[0]) else "see the equations"
+    scored = f"{received} (`protocol.score=received`, the default). With `score=own` it is `{model}`: {escaped(why)}"
+    lines = [
+        f"- **Scored model**: {scored}. The protocol chooses the [reported round](../docs/runs.md#the-protocol).",
+        f"- **Weights of the server's average**: {average}.",
+    ]
+    source = inspect.getsource(sys.modules[cls.__module__])
+    if re.search(r"@head|@body|@classifier|\.head\(|\.features\(", source):
+        head = "every fully connected layer" if "@classifier" in source else "the last linear layer"
+        lines.append(
+            f"- **Head**: {head}. [`model.classifier`](../docs/methods.md#parameters) moves the border for all methods."
+        )
+    return ["\n".join(lines)]
 
 
 def section(title: str, lines: Sequence[Any]) -> list[str]:

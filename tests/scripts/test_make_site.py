@@ -49,6 +49,18 @@ def test_options_have_their_default_domain_and_comment_and_those_that_are_varied
     assert "`method.personal_epochs`" in folded
 
 
+def test_a_page_says_what_is_scored_how_is_averaged_and_what_the_head_is() -> None:
+    registry = groups.registry("method")
+    ditto, fedrema, local = ("".join(make_site.definitions(n, registry.get(n))) for n in ("ditto", "fedrema", "local"))
+    assert "the model that a client has before local training (`protocol.score=received`" in ditto
+    assert "`score=own` it is `trained`: what the client trains." in ditto
+    assert "average**: training samples" in ditto
+    assert "Head" not in ditto
+    assert "**Head**: every fully connected layer" in fedrema
+    assert "no plain average" in local
+    assert "the global model (" in "".join(make_site.definitions("fedavg", registry.get("fedavg")))
+
+
 @pytest.mark.slow
 def test_each_method_has_a_page_with_its_paper_law_leaves_and_rows_of_boards() -> None:
     pages = make_site.method_pages()
