@@ -12,6 +12,7 @@ import pytest
 import sklearn.metrics
 
 import fedbench
+from fedbench.cli.runs import comparison_figures
 from fedbench.config.compose import compose
 from fedbench.core.errors import DataCorrupt, FedbenchError
 from fedbench.data.datasets import own
@@ -71,6 +72,9 @@ def test_a_table_with_a_client_of_one_row_and_one_of_one_price() -> None:
             getattr(run.predict(0), of_classes)
     assert re.search(r"explained variance %: [-\d]", repr(run))
     assert "Acc" not in repr(run)
+    figures = comparison_figures([run.folder])
+    assert figures["curves"].axes[0].get_ylabel() == "explained variance (local), %"
+    assert {"curves-r2", "curves-mse", "curves-mae"} <= set(figures)
     alike = fedbench.run(*given, data=(X, PRICE, SITE), save_models=True)
     np.testing.assert_array_equal(alike.clients["acc"], run.clients["acc"])
 
