@@ -32,12 +32,12 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
-        data: samples in memory in the place of a data set: `(x, y, client)`, `(frame, "label", "client")`, ... (see
+        data: samples in memory instead of a data set: `(x, y, client)`, `(frame, "label", "client")`, ... (see
             fedbench.data.memory).
         values: the same for keys that are Python names, `seed=0`, `save_models=True`.
 
     Raises:
-        FedbenchError: whatever the command line would say in one line.
+        FedbenchError: any error that the command line reports in one line.
     """
     from fedbench.config.compose import compose, tell_of_doubles
     from fedbench.core.files import wait_while_in_use
@@ -110,7 +110,7 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
 
 
 def _data(data: Any) -> list[str]:
-    """Return the overrides by which runs read `data`; none without."""
+    """Return the overrides by which runs read `data`; empty without data."""
     if data is None:
         return []
     from fedbench.data.memory import overrides_of
@@ -147,7 +147,7 @@ def _text(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told(overrides: tuple[str, ...]) -> Iterator[None]:
-    """Raise what the command line would say in one line as such, and keep out of the caller's torch."""
+    """Raise errors that the command line reports in one line as FedbenchError; leave the caller's torch alone."""
     from fedbench.config import messages
 
     if other := [each for each in overrides if not isinstance(each, str)]:
@@ -176,7 +176,7 @@ class _Noted:
 
 @contextlib.contextmanager
 def _own_torch() -> Iterator[None]:
-    """Leave the caller's modes of torch for the time of the block, and its settings afterwards as they were."""
+    """Suspend the caller's torch modes during the block, and restore its torch settings afterwards."""
     import torch
 
     with _Noted.lock:

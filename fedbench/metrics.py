@@ -144,7 +144,7 @@ def weighted(correct: NDArray[Any], total: NDArray[Any], shares: NDArray[Any]) -
 
 @dataclass(frozen=True, eq=False)
 class Fairness:
-    """Gains over Local."""
+    """Gains over Local and their summary."""
 
     gains: Floats  # [N] points of the unit (percent points), 0 for a tie; nan where either value is unknown
     ipr: float  # percent of clients

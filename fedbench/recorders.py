@@ -43,7 +43,7 @@ def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
 
 
 def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:
-    """What `record` must list for a run of `rounds` to have all that is `wanted`, and what arrays `kept` have."""
+    """Return the `record` entries with which a run of `rounds` has all that is `wanted` and that arrays `kept` have."""
     found: dict[str, set[int]] = {}
     for key, array in kept.items():
         parts = key.split("/")
@@ -86,7 +86,7 @@ class CKA(Recorder):
 
 
 def outputs(task: Task, model: Tree, x: Tensor) -> list[Tensor]:
-    """What each convolution and linear map of the network yields for `x`, [n, ...]."""
+    """Return the output of each convolution and linear map of the network for `x`, [n, ...]."""
     net, found = task.fresh().to(x.device).eval(), []
     net.load_state_dict(model)
     hooks = [
@@ -132,14 +132,14 @@ class ModelCosine(Recorder):
 
 
 def changes(leaves: Tree, message: Tree) -> Tree:
-    """`leaves` less what was sent, where one of each name was: IFCA sends several."""
+    """Return `leaves` minus the sent leaves, where one of each name is sent; IFCA sends several."""
     sent = {name: leaf for name, leaf in leaves.items() if name in message and message[name].shape == leaf.shape}
     return {name: leaf - message[name] for name, leaf in sent.items()}
 
 
 @dataclass(frozen=True)
 class UpdateCosine(Recorder):
-    """Cosine of what a round's training changed in two clients' weights, [N, N]."""
+    """Cosine of the changes of two clients' weights in a round's training, [N, N]."""
 
     name: ClassVar[str] = "update_cosine"
 
@@ -191,7 +191,7 @@ class Collaboration(Recorder):
 
 @dataclass(frozen=True)
 class Similarity(Recorder):
-    """S [N, N], cosines of what clients' classifiers answer to one random feature (FedReMa, Eqs. 4-5, Figure 3)."""
+    """S [N, N], cosines of the outputs of clients' classifiers for one random feature (FedReMa, Eqs. 4-5, Figure 3)."""
 
     name: ClassVar[str] = "similarity"
 

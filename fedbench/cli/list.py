@@ -62,7 +62,7 @@ def listing(kind: str) -> Listing:
 
 
 def usable(group: str) -> list[str]:
-    """Return the names of a group but for those of other packages that cannot be had, which are told on stderr."""
+    """Return the names of a group; names of other packages that cannot be loaded are left out and told on stderr."""
     troubles = groups.troubles(group) if group in groups.REGISTRIES else {}
     for text in troubles.values():
         print(f"left out: {text}", file=sys.stderr)
@@ -169,7 +169,7 @@ def methods() -> Listing:
 
 
 def _groups() -> Listing:
-    """List the groups of methods, for who asks which to try."""
+    """List the groups of methods, for a reader who asks which to try."""
     found = methods().rows
     rows = [
         {
@@ -228,9 +228,9 @@ def _without_fixed(config: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def presets() -> Listing:
-    """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row.
+    """List each YAML's values, of a variant its differences from the method's own; each part has a row.
 
-    Of fedbench's own methods without what nothing varies: that is in the YAML.
+    fedbench's own methods are listed without parameters that nothing varies, which are in the YAML.
     """
     rows = []
     for name in usable("method"):
@@ -277,7 +277,7 @@ def scored() -> Listing:
 
 
 def components(group: str, title: str) -> Listing:
-    """List a group whose YAMLs say it all."""
+    """List a group by its YAMLs alone."""
     rows = []
     for name in usable(group):
         config, file = groups.plain_option(group, name), groups.file_of(group, name)
@@ -296,7 +296,7 @@ def components(group: str, title: str) -> Listing:
 
 
 def domains(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return the domain of each of the class's parameters that has one, by key, those of a schema inside too."""
+    """Return the domains of the class's parameters by key, including those of a nested schema."""
     found: dict[str, str] = {}
     for each in dataclasses.fields(cls):
         domain, inner = each.metadata.get(DOMAIN), cast("Any", each.default_factory)

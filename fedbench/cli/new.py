@@ -1,4 +1,4 @@
-"""`python -m fedbench new KIND NAME`: the files of a method, data set, partition, model or table of one's own.
+"""`python -m fedbench new KIND NAME`: the files of a new method, data set, partition, model or table.
 
 They work as they are: a method passes `check-method`, the others run. TODO marks what to fill in.
 """
@@ -53,7 +53,7 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
     """Return the text of each file that a new component takes.
 
     Raises:
-        ConfigError: the name is none for a module, or is taken.
+        ConfigError: the name is no module name, or is taken.
     """
     package, _ = PARTS[kind]
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
@@ -79,7 +79,7 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
 
 
 def _registered(text: str, name: str, place: str) -> str:
-    """Return a registry's module with one entry more, before the first whose name comes later."""
+    """Return a registry's module with a new entry, in alphabetical order."""
     entries = list(ENTRY.finditer(text))
     at = next((each.start() for each in entries if each[1] > name), entries[-1].end())
     return f'{text[:at]}        "{name}": "{place}",\n{text[at:]}'

@@ -34,7 +34,7 @@ def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
     """Configs from a command line: names, each followed by options of its own (`cub text=true size=32 mnist`).
 
     Raises:
-        ConfigError: an option before any name, or one that cannot be read.
+        ConfigError: an option comes before any name, or cannot be read.
         UnknownName: no such data set.
     """
     from omegaconf import OmegaConf
@@ -60,10 +60,10 @@ def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def prepare(config: dict[str, Any], root: str | None = None, report: Report = silent) -> str:
-    """Fetch (into `root`) what is missing, prepare it, and say what was done in one line.
+    """Fetch missing files (into `root`), prepare the data, and return one line on it.
 
     Raises:
-        FedbenchError: it cannot be fetched, or is not what was published.
+        FedbenchError: the files cannot be fetched, or are not the published ones.
     """
     source = DATASETS.build(config)
     if isinstance(source, FileSource):
@@ -118,7 +118,7 @@ class Shown:
 
 
 def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]]) -> int:
-    """Print the state of the data sets asked for, else of all; 1 if one that was asked for is missing."""
+    """Print the state of the requested data sets, else of all; return 1 if a requested one is missing."""
     table, missing = Table("data set", "state", "where, or how to get it", box=None), False
     for config in configs or [{"name": name} for name in DATASETS]:
         source: DataSource = DATASETS.build(config)

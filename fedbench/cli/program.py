@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read_as_utf8() -> None:
-    """Begin again in Python's UTF-8 mode where an argument or the folder is no text in the encoding of the locale.
+    """Restart in Python's UTF-8 mode if an argument or the folder is not text in the locale's encoding.
 
-    As `jürgen` under LC_ALL=C with PYTHONUTF8=0, which Python could neither write into a file nor draw.
+    An example is `jürgen` under LC_ALL=C with PYTHONUTF8=0, which Python could neither write into a file nor draw.
     """
     with suppress(FileNotFoundError):  # no folder, see `end`
         begun = os.environ.get("PYTHONUTF8") == "1"  # an interpreter that is told otherwise (-X utf8=0) stays so
@@ -85,7 +85,7 @@ def _is_no_text(text: str) -> bool:
 
 
 def _typed() -> tuple[list[str], str]:
-    """Return (words before, beginning of the word at the cursor), as the shell tells a program that completes it."""
+    """Return (words before, beginning of the word at the cursor), as the shell gives them for completion."""
     text = os.environ.get("COMP_LINE", "")
     text = text[: int(os.environ.get("COMP_POINT", len(text)))]
     *before, typed = re.split(r"\s+", text)
@@ -93,7 +93,7 @@ def _typed() -> tuple[list[str], str]:
 
 
 def offered(command: str) -> list[str]:
-    """Return the words that may follow a command; none where they are files."""
+    """Return the words that may follow a command; none if they are files."""
     if command == "list":
         from fedbench.cli.list import KINDS
 
@@ -130,7 +130,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
-    """Make the runs that `arguments` describe and return what each of them sent back."""
+    """Make the runs that `arguments` describe and return their outcomes."""
     import hydra
 
     from fedbench.config import sources
@@ -159,7 +159,7 @@ def sweep_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def _swept_groups(arguments: Sequence[str]) -> list[str]:
-    """Return `method` for `method=a,b` or `method='glob(*)'`; what Hydra cannot read is left for it to report."""
+    """Return `method` for `method=a,b` or `method='glob(*)'`; Hydra reports what it cannot read."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -178,7 +178,7 @@ def _swept_groups(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _hydra_arguments(arguments: list[str]) -> Iterator[None]:
-    """Give Hydra `arguments` in sys.argv, where it reads them, and have it raise errors, which it would print."""
+    """Give Hydra `arguments` in sys.argv, where it reads them, and let it raise errors instead of printing them."""
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["fedbench", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -195,10 +195,10 @@ def _hydra_arguments(arguments: list[str]) -> Iterator[None]:
 
 
 def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]], int]) -> int:
-    """Return the exit code of `command`, called with `arguments`, whatever ends it.
+    """Return the exit code of `command`, called with `arguments`, for any kind of end.
 
-    130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, as a shell says; 141 when nobody reads the output any
-    longer (`| head`).
+    It is 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, as in a shell, and 141 if the output is closed
+    (`| head`).
     """
     _accept_any_output()
     try:
@@ -223,7 +223,7 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
 
 
 def _accept_any_output() -> None:
-    """Let no command fail because the output is closed, or of an encoding that lacks a sign."""
+    """Let no command fail because the output is closed or its encoding lacks a sign."""
     if sys.stdout is None:  # `>&-`
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
     for stream in (sys.stdout, sys.stderr):
@@ -232,12 +232,12 @@ def _accept_any_output() -> None:
 
 
 def _write_no_more() -> None:
-    """Send to nobody what is left: Python flushes once more at its end."""
+    """Discard the remaining output, which Python flushes once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(error: Exception) -> int:
-    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
+    """Print one line if the user can act on the error, else a traceback; return the exit code."""
     from fedbench.config import messages
 
     code, text = messages.explained(error)

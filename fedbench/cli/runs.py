@@ -61,7 +61,7 @@ PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
 
 
 def collect_command(arguments: Sequence[str]) -> int:
-    """Write or print runs as one table, a row a run; return the exit code."""
+    """Write or print runs as one table with a row for each run; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE
     )
@@ -109,7 +109,7 @@ HURT = ("hurt_", "clients_hurt_")
 
 
 def _print_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
-    """Print these columns and those of --against; say how many others there are."""
+    """Print these columns and those of --against, and how many others there are."""
     names = [name for name in (*names, *(each for each in map(str, table) if each.startswith(HURT))) if name in table]
     shown = Table(*names)
     for line in table[names].to_dict("records"):
@@ -209,7 +209,7 @@ def times_to_accuracy(
     """Return the title, and a line of text for the baseline, if there is one, and for each run.
 
     Raises:
-        FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
+        FedbenchError: a folder has no finished run, or its run was not scored on `test_set`.
     """
     from fedbench.runs.execution import changed_since
 
@@ -258,9 +258,9 @@ def run_figures(folder: Path) -> Figures:
 
 
 def comparison_figures(folders: Sequence[Path]) -> Figures:
-    """Return accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line.
+    """Return accuracy over rounds, bytes and seconds of runs; runs that differ only in their seed are one line.
 
-    And over rounds each metric of scores that all of them have.
+    Metrics of scores that all runs have are drawn over rounds too.
     """
     named: dict[str, list[runs.Curve]] = {}
     finished = [Run(folder) for folder in folders]
@@ -290,7 +290,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
 
 
 def distinct_names(rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = ()) -> list[str]:
-    """Return names that tell runs apart besides their seed: method, what else differs, then samples and key by hash."""
+    """Return names that distinguish runs besides their seed: method, other differences, hashes of samples and key."""
     keys = ("method", "dataset", "partition", "model", "protocol", "variant")
     varied = [key for key in keys if key == "method" or len({str(row.get(key) or "") for row in rows}) > 1]
     names = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
@@ -305,7 +305,7 @@ def distinct_names(rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = 
 
 
 def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
-    """Return `names` with the settings in which runs of one name differ; one that a run lacks is no difference."""
+    """Return `names` with the settings in which runs of one name differ; a setting that a run lacks does not count."""
     hidden = {f"{group}.{key}" for group, keys in NOT_RESULT.items() for key in keys}
     settings = [flat({group: run.config.get(group, {}) for group in REGISTRIES}) for run in finished]
     values: dict[tuple[str, str], set[str]] = {}
@@ -331,7 +331,7 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Return (folders of finished runs, folders of filled tables) that `paths` are, or hold.
 
     Raises:
-        FedbenchError: a path holds neither.
+        FedbenchError: a path has neither.
     """
     runs: dict[Path, None] = {}  # each folder once, in order
     tables: dict[Path, None] = {}

@@ -36,7 +36,7 @@ PRECISION = "hardware.precision"
 
 
 def is_setting(key: str) -> bool:
-    """Whether what stands at `key` of a run's config changes no result."""
+    """Whether the value at `key` of a run's config changes no result."""
     return key != PRECISION and key.partition(".")[0] in SETTINGS
 
 
@@ -46,7 +46,7 @@ def key_of(override: str) -> str:
 
 
 def tell_of_doubles(overrides: Sequence[str]) -> None:
-    """Log a line for each `seed=1` behind which a `seed=2` stands, which alone counts."""
+    """Log a line for each key that is set twice, such as `seed=1` and then `seed=2`: only the last one counts."""
     last = {key_of(text): text for text in overrides if "=" in text}
     for text in dict.fromkeys(overrides):
         if "=" in text and (counts := last[key_of(text)]) != text:
@@ -56,11 +56,11 @@ def tell_of_doubles(overrides: Sequence[str]) -> None:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Return the config that `python -m fedbench OVERRIDES` would run; also works inside a running job.
 
-    Hydra takes a tenth of a second for it, most of it for its own part, which no run depends on. So Hydra composes the
+    Hydra takes a tenth of a second, most of it for its own part, which no run depends on. So Hydra composes the
     default once, in which each choice (`method=fedsac`) is put in its place; then values (`seed=3`) are set.
 
     Raises:
-        HydraException, OmegaConfBaseException, ConfigError: an override that has no place, or a file that is none.
+        HydraException, OmegaConfBaseException, ConfigError: an override of an unknown key, or a file that is no config.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -87,9 +87,9 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return `config` with what data of one's own bring, where `overrides` say nothing of it.
+    """Return `config` with the settings that a user's own data bring, unless `overrides` set them.
 
-    Samples that name their clients bring partition=natural, of which the keys partition.KEY are then; tokens and series
+    Samples that name their clients bring partition=natural, and keys partition.KEY are then its keys. Tokens and series
     bring a network that reads them.
     """
     from omegaconf import OmegaConf, open_dict
@@ -145,9 +145,9 @@ def _sets_a_value(override: Override) -> bool:
 
 
 def _of_choices(choices: Sequence[str]) -> DictConfig:
-    """Return the caller's own config with `choices`: the default one, in which each group is as with its choice alone.
+    """Return a new config with `choices`: the default one, in which each group is as with its choice alone.
 
-    That holds of choices such as `method=fedsac`, which change their group's part of the config and nothing else.
+    This is correct for choices such as `method=fedsac`, which change only their group's part of the config.
     """
     state = groups.conf_state()
     chosen = {choice.partition("=")[0]: choice for choice in choices}
@@ -161,7 +161,7 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
 
 @functools.lru_cache(maxsize=1024)
 def _part(state: object, group: str, choice: str) -> DictConfig:
-    """Return a group's part of the config with `choice`, while the YAMLs are in this state."""
+    """Return a group's part of the config with `choice`; cached until a YAML changes."""
     from omegaconf import OmegaConf
 
     if (name := choice.partition("=")[2]) in groups.names(group):
@@ -171,7 +171,7 @@ def _part(state: object, group: str, choice: str) -> DictConfig:
 
 @functools.lru_cache(maxsize=1024)
 def _composed(_state: object, *choices: str) -> DictConfig:
-    """Return the default config with `choices`, while the YAMLs are in this state."""
+    """Return the default config with `choices`; cached until a YAML changes."""
     return _by_hydra(choices)
 
 
@@ -193,10 +193,10 @@ def _by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 def label(group: str, config: Mapping[str, Any], component: object = None) -> str:
-    """What tables and folders call the choice that `config` makes in `group`, built as `component`.
+    """Return the name in tables and folders of the choice that `config` makes in `group`, built as `component`.
 
-    The component's own `label` if it has one (a family's has its number), else the name with a preset's
-    suffix, and a base method that is not FedAvg.
+    It is the component's own `label` if it has one (a family's label has its number), else the name with a preset's
+    suffix and a base method other than FedAvg.
     """
     text = "_".join(str(config[key]) for key in ("name", "preset") if config.get(key))
     text = str(getattr(component, "label", text))

@@ -45,7 +45,7 @@ class ValueDomain:
     options: tuple[Any, ...] = ()  # of a choice
 
     def error(self, key: str, value: Any) -> FedbenchError:
-        """One line on `value`, which lies outside."""
+        """Return an error line for `value`, which lies outside the domain."""
         if self.options and isinstance(value, str):
             return unknown(key, value, [str(option) for option in self.options])
         if isinstance(value, int) and abs(value) > LARGEST:
@@ -55,14 +55,14 @@ class ValueDomain:
 
 @dataclass(frozen=True)
 class Selects:
-    """The rule of a field of selectors (see Task.select): the leaves it selects from, and whether it may match none."""
+    """The rule of a field of selectors (see Task.select): what it selects from, and whether it may match nothing."""
 
     among: str = "leaves"  # "leaves", or "weights": all but statistics
     may_be_empty: bool = False  # groups such as @norm may have no leaves in a network
 
 
 class Component:
-    """Base of everything that a config builds: a frozen dataclass whose values lie in their fields' domains.
+    """Base of everything that a config builds: a frozen dataclass whose values lie in the domains of its fields.
 
     A setting of a method that float32 holds as 0 is refused: training would divide by it and seem to diverge.
 
@@ -105,14 +105,14 @@ def at_least(least: float, default: Any) -> Any:
 
 
 def within(least: float, most: float, default: Any) -> Any:
-    """A number from `least` to `most`, both among them."""
+    """A number from `least` to `most`, both included."""
     text = f"in [{least:g}, {most:g}]"
     holds = lambda value: is_number(value) and least <= value <= most  # noqa: E731
     return _field(default, ValueDomain(f"lie {text}", text, holds))
 
 
 def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
-    """A number in [0, 1]; `above` 0, `below` 1: without that end."""
+    """A number in [0, 1]; `above` excludes 0, `below` excludes 1."""
     text = f"{'(' if above else '['}0, 1{')' if below else ']'}"
 
     def holds(value: Any) -> bool:
@@ -123,7 +123,7 @@ def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
 
 
 def finite(default: Any) -> Any:
-    """Any number but nan and the infinities."""
+    """A finite number."""
     return _field(default, ValueDomain("be finite", "finite", is_number))
 
 
@@ -141,7 +141,7 @@ def selectors(default: tuple[str, ...], *, among: str = "leaves", may_be_empty: 
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number (and no truth value), and no whole number beyond `LARGEST`."""
+    """Whether `value` is a finite number, not a truth value, and no whole number beyond `LARGEST`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
@@ -290,7 +290,7 @@ def typed(cls: type[T], values: object, where: str) -> T:
 
 
 def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` as the types of their fields, text as it is; OmegaConf makes others fit, which takes time: 1 for 1.0."""
+    """Return `values` with their fields' types; OmegaConf, which is slow, only converts values such as 1 for 1.0."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -316,7 +316,7 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
 
 
 def _is_plainly(value: object, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`, and no text that stands for a missing value."""
+    """Whether `value` has the type `hint` and is no text that means a missing value."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_is_plainly(value, each) for each in inner)
@@ -326,7 +326,7 @@ def _is_plainly(value: object, hint: Any) -> bool:
 
 
 def _holds_a_tuple(hint: Any) -> bool:
-    """Whether a list at a field of type `hint` stands for a tuple: tuple[...], or that or null."""
+    """Whether a list at a field of type `hint` means a tuple: tuple[...], or tuple[...] or null."""
     return any(typing.get_origin(each) is tuple for each in (hint, *typing.get_args(hint)))
 
 
@@ -335,7 +335,7 @@ _hints = functools.cache(typing.get_type_hints)  # finding them takes longer tha
 
 @functools.cache
 def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
-    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them."""
+    """Return the schema of `keys` for OmegaConf; it is cached, because making it takes longer than checking values."""
     from omegaconf import MISSING, OmegaConf
 
     hints = _hints(cast("Any", cls))

@@ -1,4 +1,4 @@
-"""The folder of YAMLs, the config groups in it and what each offers, read without composing a run."""
+"""The folder of YAMLs, its config groups and their options, read without composing a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def conf_dir() -> Path:
 
 @functools.cache
 def conf_dirs_of_others() -> Mapping[Path, str]:
-    """Return the folders conf/ of the packages that entry points of ours name, and what each is installed as.
+    """Return the conf/ folders of packages with an entry point of fedbench, and the name each is installed under.
 
     They are looked for without importing a package.
     """
@@ -58,19 +58,19 @@ def conf_dirs_of_others() -> Mapping[Path, str]:
 
 
 def conf_dirs(group: str) -> Mapping[Path, str]:
-    """Return the folders that YAMLs of `group` may lie in, and the package of each; this one's last."""
+    """Return the folders that may hold YAMLs of `group`, and the package of each; fedbench's own is the last."""
     others = conf_dirs_of_others() if group in REGISTRIES or group in SCHEMAS else {}
     return {**others, conf_dir(): OWN}
 
 
 def conf_state() -> tuple[tuple[str, int], ...]:
-    """Return every YAML's name and time of change: what is read of them holds until this differs."""
+    """Return every YAML's name and time of change; cached readings are valid while this stays the same."""
     files = (file for folder in (*conf_dirs_of_others(), conf_dir()) for file in folder.rglob("*.yaml"))
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files))
 
 
 def load_yaml(path: Path) -> DictConfig:
-    """Return the content of a YAML, the caller's own; the same content is parsed once a process, in milliseconds.
+    """Return a new copy of a YAML's content; equal content is parsed once in a process, which takes milliseconds.
 
     Raises:
         ConfigError: in one line what is wrong with the file.
@@ -107,7 +107,7 @@ def registry(group: str) -> Registry[Any]:
 
 
 def family_field(group: str, file: Path) -> str | None:
-    """The field that a number behind the name of the component in `file` sets; None if it is no family."""
+    """Return the field that a number after the name of the component in `file` sets; None if it is no family."""
     if group not in REGISTRIES:
         return None
     name = load_option(file).get("name")
@@ -124,7 +124,7 @@ def names(group: str) -> list[str]:
 def plain_option(group: str, name: str) -> dict[str, Any]:
     """The content of conf/<group>/<name>.yaml with its defaults list resolved, as Hydra does.
 
-    Composing would need a run around each, and the components that it takes.
+    Composing would need a whole run with its other components.
     """
     from omegaconf import OmegaConf
 
@@ -141,7 +141,7 @@ def plain_option(group: str, name: str) -> dict[str, Any]:
 
 
 def tune(method: str) -> Mapping[str, Any]:
-    """Return `tune` of conf/method/`method`.yaml, as written, or that of the YAML that a preset is made of."""
+    """Return `tune` of conf/method/`method`.yaml as written; for a preset without one, that of its base YAML."""
     config = load_yaml(file_of("method", method))
     if TUNE in config:
         return cast("Mapping[str, Any]", config[TUNE])
@@ -173,7 +173,7 @@ def find(group: str, name: str) -> Path | None:
     """conf/<group>/<name>.yaml, of whichever package; None if there is none.
 
     Raises:
-        ConfigError: two packages have one, or a protocol, by whose name its runs are called, has another's inside.
+        ConfigError: two packages have one, or the `name` in it, which names the runs, is not the file's.
     """
     files = {folder / group / f"{name}.yaml": package for folder, package in conf_dirs(group).items()}
     found = {file: package for file, package in files.items() if file.is_file()}
@@ -186,7 +186,7 @@ def find(group: str, name: str) -> Path | None:
 
 
 def without_yaml(group: str, name: str) -> str:
-    """What to say of a class that another package names `name` and that has no YAML; "" if none does."""
+    """Return the error text for another package's class `name` that has no YAML; "" if there is no such class."""
     points = outside(f"{OWN}.{group}s") if group in REGISTRIES else ()
     if (point := next((each for each in points if each.name == name), None)) is None:
         return ""
@@ -195,7 +195,7 @@ def without_yaml(group: str, name: str) -> str:
 
 
 def troubles(group: str) -> dict[str, str]:
-    """Return, by name, what is wrong with components of other packages: a line each, which names the package."""
+    """Return the faults of other packages' components by name: one line each, which names the package."""
     names = {file.stem for folder in conf_dirs_of_others() for file in (folder / group).glob("*.yaml")}
     names |= {each.name for each in outside(f"{OWN}.{group}s")}
     return {name: text for name in sorted(names) if (text := _trouble(group, name))}
@@ -213,7 +213,7 @@ def _trouble(group: str, name: str) -> str:
 
 
 def different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `config` that are not those of `usual`."""
+    """Return the values of `config` that differ from `usual`."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         plain = usual.get(key)
@@ -225,7 +225,7 @@ def different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
 
 
 def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
-    """`key=value` of everything that is set; a component inside by its name, empty values left out."""
+    """Return `key=value` of everything that is set; a nested component shows its name, empty values are left out."""
     words = []
     for key, value in config.items():
         if key in HIDDEN or value in (None, [], ""):
@@ -241,7 +241,7 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def changed(group: str, plain: Mapping[str, Any]) -> str:
-    """`rounds=3, optimizer.lr=0.5`: where a run's config of `group` is not as the preset it names; "" if nowhere."""
+    """Return where a run's config of `group` differs from its preset, such as `rounds=3, optimizer.lr=0.5`, or ""."""
     preset = "_".join(str(plain[key]) for key in ("name", "preset") if plain.get(key))
     if preset not in names(group):
         return ""

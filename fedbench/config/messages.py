@@ -1,4 +1,4 @@
-"""One line for everything that can go wrong in what a user typed: the reason and the nearest valid names."""
+"""One-line messages for everything that a user can type wrong: the reason and the nearest valid names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OK, CRASHED, REFUSED, INCOMPLETE = 0, 1, 2, 3  # exit codes; the last: not all t
 
 
 def explained(error: Exception, job: str = "") -> tuple[int, str]:
-    """(exit code, what to print): one line for what a user can act on, else a traceback.
+    """Return (exit code, text): one line if the user can act on the error, else a traceback.
 
     `job` says which run of a sweep failed. FEDBENCH_DEBUG=1 asks for tracebacks of everything.
     """
@@ -38,7 +38,7 @@ def explained(error: Exception, job: str = "") -> tuple[int, str]:
 
 
 def one_line(error: BaseException) -> str | None:
-    """The message for `error`, or None if it is a defect of the program that needs a traceback."""
+    """Return the message for `error`, or None if it is a defect of the program and needs a traceback."""
     if isinstance(error, (FedbenchError, OSError)) and _stands_nowhere():  # whatever else it says follows from that
         return "the working directory is gone; change to another one"
     if isinstance(error, FedbenchError):
@@ -66,7 +66,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def _by_others(error: BaseException) -> str | None:
-    """What other libraries, or the interpreter, could not do."""
+    """Return the message for an error of other libraries or of the interpreter."""
     if type(error).__module__.startswith(("submitit.", "joblib.externals.loky", "ray.")):
         return f"a job ended without a result (the same command resumes): {_flat(str(error))[:300]}"
     if isinstance(error, RecursionError) and _raised_by(error, READERS):
@@ -78,7 +78,7 @@ def _by_others(error: BaseException) -> str | None:
 
 
 def _system(error: OSError) -> str | None:
-    """What the operating system refused."""
+    """Return the message for an error of the operating system."""
     if error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"  # a folder that may not be written
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -94,14 +94,14 @@ def _stands_nowhere() -> bool:
 
 
 def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
-    """Whether the function that raised `error` is of one of `packages`."""
+    """Whether the function that raised `error` belongs to one of `packages`."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [module for module in modules if module != "abc"]  # an isinstance is of the function that asks
     return bool(modules) and modules[-1].startswith(packages)
 
 
 def _being_read(error: BaseException) -> str:
-    """The text file that a function on the way to `error` had open."""
+    """Return the text file that a function in the traceback of `error` has open."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     opened = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper))
     return next((str(file.name) for file in opened), "")
@@ -177,9 +177,9 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
 
 
 def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> str:
-    """The keys of that name anywhere in the config; else, if the name stands alone, in options that are not chosen.
+    """Return the keys of that name in the config; else, for a name without a group, in options that are not chosen.
 
-    Else those with a name close to it: of the same group, or of the whole config. "" where none is.
+    Else return keys with a similar name, of the same group or of the whole config; "" if there is none.
     """
     # OmegaConf says in public where a node stands, but not in what; composing the config again would take 0.1 s.
     root = parent._get_root()
@@ -207,7 +207,7 @@ def _elsewhere(missing: str) -> str:
 
 
 def _keys(config: object, prefix: str = "") -> Iterator[str]:
-    """Every key of a plain config, those of its groups as `group.key`."""
+    """Return every key of a plain config; keys of its groups are `group.key`."""
     if isinstance(config, Mapping):
         for key, value in config.items():
             if key != "hydra":
@@ -216,7 +216,7 @@ def _keys(config: object, prefix: str = "") -> Iterator[str]:
 
 
 def _flat(text: str) -> str:
-    """Several lines as one, without the trailing lists of folders and field types that Hydra adds."""
+    """Return several lines as one, without the lists of folders and field types that Hydra adds at the end."""
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not re.match(r"(full_key|object_type|reference_type)", line)]
     return " ".join(kept)

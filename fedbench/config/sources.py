@@ -1,4 +1,4 @@
-"""Configs that are no file of conf/: families (`partition=dir0.1`), methods inside methods, other packages' files.
+"""Configs without a file in conf/: families (`partition=dir0.1`), methods inside methods, other packages' files.
 
 Hydra asks its sources in turn, this one first: it refuses a name that two packages have, and leaves a name with a file
 in conf/ to Hydra; but for methods, whose YAMLs hold `tune`, which is no part of a run.
@@ -111,9 +111,9 @@ def _choices() -> str:
 
 
 def register_resolvers() -> None:
-    """Functions that configs may call; calling it again changes nothing.
+    """Register the functions that configs may call; a second call changes nothing.
 
-    fedbench.choices: what a run can be composed of, for --help.
+    fedbench.choices: the options of each group, for --help.
     fedbench.unique: a name for the folder that Hydra insists on for a sweep (the runs have their own).
     fedbench.where: `${fedbench.where:${partition.name},pathological,0.5,0.9}` is 0.5 where the partition is
     pathological, else 0.9.

@@ -54,7 +54,7 @@ def source_key(name: str, files: Iterable[Path]) -> str:
 
 
 def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
-    """The arrays called `key`: from the cache (read-only memory maps), else built, stored and returned."""
+    """Return the arrays called `key` from the cache (read-only memory maps); build and store missing ones."""
     folder = cache_dir() / "prepared" / key
     _remove_what_killed_processes_left(folder.parent)
     found = _read(folder)
@@ -68,7 +68,7 @@ def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> 
 
 
 def is_cached(key: str) -> bool:
-    """Whether an entry called `key` is there; its content is only checked when it is read."""
+    """Whether the cache has an entry called `key`; reading checks its content."""
     return (cache_dir() / "prepared" / key / MANIFEST).is_file()
 
 
@@ -86,16 +86,16 @@ def _read(folder: Path) -> Arrays | None:
 
 
 def _mapped(file: Path) -> NDArray[Any]:
-    """An array on disk, read-only; who makes a view of it writable writes to this process's memory alone."""
+    """Return an array on disk, read-only; writes to a view that is made writable stay in this process's memory."""
     array: NDArray[Any] = np.load(file, mmap_mode="c")
     array.flags.writeable = False
     return array
 
 
 def release(array: NDArray[Any]) -> None:
-    """Give back the memory that the pages of a mapped array take here: the next access reads them from its file again.
+    """Free the memory that the pages of a mapped array take: the next access reads them from its file again.
 
-    An array in memory, and one of a system that has no name for it, stay as they are.
+    Arrays in memory stay as they are, and so do all arrays on systems without this call.
     """
     base: object = array.base
     if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -103,7 +103,7 @@ def release(array: NDArray[Any]) -> None:
 
 
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the entry beside its place and rename it, so that no reader ever meets half of it."""
+    """Write the entry next to its place and rename it, so no reader sees a part of it."""
     staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     lock = FolderLock(staging)
     try:
@@ -125,7 +125,7 @@ def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _remove_what_killed_processes_left(entries: Path) -> None:
-    """Remove the hidden folders of writers that are dead, as the kernel has let go of their locks."""
+    """Remove the hidden folders of dead writers, whose locks the kernel has released."""
     for staging in entries.glob(".*"):
         lock = FolderLock(staging)
         try:

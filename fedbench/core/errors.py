@@ -33,7 +33,7 @@ class Damaged(FedbenchError):
 
 
 class Stale(FedbenchError):
-    """A result or a checkpoint that other code made, where that is not wanted."""
+    """A result or a checkpoint that other code made and that the run does not accept."""
 
 
 class CheckpointError(FedbenchError):
@@ -49,7 +49,7 @@ class Diverged(FedbenchError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out; torch has a class of its own for that on GPUs alone."""
+    """Whether `error` means that memory ran out; torch has its own class for this only on GPUs."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -77,7 +77,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownName:
 
 
 def reason_of(error: BaseException, most: int = 200) -> str:
-    """What `error` says, in one line of at most so many characters; its class where it says nothing."""
+    """Return the text of `error` as one line of limited length, or its class if it has no text."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 

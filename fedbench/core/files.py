@@ -45,9 +45,9 @@ TEMPORARY = ".tmp"  # prefix of files being written (safetensors' own too); what
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well it takes the place of `path`, durably.
+    """Yield a temporary path next to `path`; if the block succeeds, it replaces `path` durably.
 
-    When the block raises, `path` is left as it was and the temporary file is removed.
+    If the block raises, `path` is unchanged and the temporary file is removed.
     """
     temporary = path.with_name(f"{TEMPORARY}-{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
     try:
@@ -62,7 +62,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it that are missing, each with the permissions of the one that it is in."""
+    """Make `folder` and its missing parents, each with the permissions of its parent."""
     if not folder.is_dir():
         make_folder(folder.parent)
         try:
@@ -75,9 +75,9 @@ def make_folder(folder: Path) -> None:
 
 
 def settle(path: Path) -> None:
-    """Give a file or folder of this user's the permissions of the folder that it is in.
+    """Give a file or folder of this user the permissions of the folder that contains it.
 
-    But in a sticky folder, as /tmp, where everybody may add files and nobody change those of others, others only read.
+    In a sticky folder such as /tmp, where nobody may change other users' files, other users only get read permission.
     """
     above, own = path.parent.stat().st_mode, path.stat().st_mode
     mode = 0o700 | above & (0o755 if above & stat.S_ISVTX else 0o777)
@@ -95,7 +95,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left in `folder`. Call it only while no other process writes there."""
+    """Remove the remains of killed writers in `folder`. Call it only while no other process writes there."""
     for leftover in folder.glob(f"{TEMPORARY}*"):
         leftover.unlink(missing_ok=True)
 
@@ -157,8 +157,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def frame_of(content: bytes, text: Collection[str] = ()) -> pd.DataFrame:
     """The rows in the content of a CSV file: the columns `text` as they were written, others as pandas reads them.
 
-    What is written as text may look like a number, as the hash 4e9580300111 does, or like none, as the name NA. An
-    empty field is missing.
+    Text may look like a number (the hash 4e9580300111) or like a missing value (the name NA). An empty field is
+    missing.
     """
     import pandas as pd
 
@@ -178,7 +178,7 @@ def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def short_name(name: str, most: int) -> str:
-    """Return `name`; of one that is too long the beginning, and a hash of the whole."""
+    """Return `name`, or the beginning of a name that is too long and a hash of the whole."""
     return name if len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
@@ -186,9 +186,9 @@ NAME = 60  # characters of a folder's name under results/
 
 
 def setting_name(parts: Sequence[str]) -> str:
-    """Return the name of a folder from `parts`, as model=lenet5 and protocol.rounds=50.
+    """Return the name of a folder from `parts` such as model=lenet5 and protocol.rounds=50.
 
-    Of a name that is too long: keys without their groups, as many parts as fit, and a hash of the whole name.
+    A name that is too long has keys without their groups, as many parts as fit, and a hash of the whole name.
     """
     whole = "-".join(parts)
     if len(whole) <= NAME:
@@ -210,7 +210,7 @@ CHUNK = 2**20  # bytes read at once
 
 
 def checksum(content: bytes) -> str:
-    """Length and CRC-32 of a file's content: enough against accidents, and as quick as large arrays need."""
+    """Length and CRC-32 of a file's content, which detect accidents and are fast for large arrays."""
     return f"{len(content)}-{zlib.crc32(content):08x}"
 
 
@@ -300,7 +300,7 @@ class FolderLock:
         return isinstance(self._lock, SoftFileLock)
 
     def release(self) -> None:
-        """Let go. Removes the lock's file; the folder stays."""
+        """Release the lock and remove its file; the folder stays."""
         if self._lock.is_locked:
             self._thread = 0
             if not self._by_presence:
@@ -325,7 +325,7 @@ def _tell_of_no_locks() -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold `folder`, so that what is read there stays true until it is written; waits while another process does."""
+    """Lock `folder`, so nothing changes between a read and a write; wait while another process has the lock."""
     lock = FolderLock(folder)
     wait_while_in_use(lock.acquire)
     try:
@@ -335,7 +335,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def wait_while_in_use(attempt: Callable[[], ResultT], between: Callable[[], object] = lambda: None) -> ResultT:
-    """Return what `attempt` returns, which is called again, after `between`, as long as it raises FolderInUse."""
+    """Return the result of `attempt`; while it raises FolderInUse, call `between` and then `attempt` again."""
     told = False
     while True:
         try:
@@ -373,16 +373,16 @@ _told: list[Path] = []  # the folder without checksums that was told of
 
 
 class CheckedFiles(ABC):
-    """Named files that are given as they were written or refused."""
+    """Named files that are read exactly as they were written, or refused."""
 
     def __init__(self, place: Path, repair: str) -> None:
-        """`place` is the folder or archive; `repair` ends the message about damage: the command that brings it back."""
+        """`place` is the folder or archive; `repair`, the command that restores it, ends messages about damage."""
         self.place = place
         self._repair = repair
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether there is such a file, or should be: then reading it raises."""
+        """Whether there is such a file, or should be one; in the latter case reading it raises."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -431,14 +431,14 @@ class CheckedFiles(ABC):
 
 
 class ChecksummedFolder(CheckedFiles):
-    """The files of one folder, with their checksums in a file beside them. One process writes to it at a time."""
+    """The files of one folder, with their checksums in another file there. One process writes to it at a time."""
 
     def write(self, files: Mapping[str, bytes], written: Mapping[str, str] | None = None) -> None:
-        """Replace `files`, each atomically; after a kill each is the old or the new one, and whole.
+        """Replace `files`, each atomically; after a kill each is completely the old or completely the new one.
 
         Args:
             files: name -> content.
-            written: name -> `checksum` of files that are there already.
+            written: name -> `checksum` of files that exist already.
         """
         before = {**(self._known() or {}), **{name: (given,) for name, given in (written or {}).items()}}
         after = {**before, **{name: (checksum(content),) for name, content in files.items()}}
@@ -494,7 +494,7 @@ def manifest(folder: Path) -> Checksums | None:
 
 
 def load_npz(path: Path) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an .npz file that may come from elsewhere; None if it is none, or damaged. Raises OSError.
+    """Return the arrays of an .npz file from any source; None if it is no .npz file or damaged. Raises OSError.
 
     A folder's checksums count if they name the file.
     """
@@ -516,10 +516,10 @@ class Archive(CheckedFiles):
     """Files in one .zip, which is replaced as a whole. One process writes to it at a time."""
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Put `files`, name -> content, in the place of those of the same names; the others stay.
+        """Replace `files`, name -> content; all other files stay.
 
         Raises:
-            Damaged: the archive is there, and not as it was written.
+            Damaged: the archive exists and is not as it was written.
         """
         before: dict[str, bytes] = {}
         if self.place.is_file():
@@ -529,7 +529,7 @@ class Archive(CheckedFiles):
             write_bytes(self.place, _sealed(after))
 
     def has(self, name: str) -> bool:
-        """Whether the archive is there and holds such a file. Raises Damaged."""
+        """Whether the archive exists and holds such a file. Raises Damaged."""
         return self.place.is_file() and name in self._opened(name).namelist()
 
     def read(self, name: str) -> bytes:
@@ -565,7 +565,7 @@ def _crc(content: bytes) -> bytes:
 
 
 def _arrays(content: bytes) -> dict[str, NDArray[Any]] | None:
-    """The arrays in the content of an .npz file; None if it is none, or a damaged one, or would run code."""
+    """Return the arrays in the content of an .npz file; None if it is no such file, is damaged, or would run code."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}

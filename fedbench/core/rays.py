@@ -1,4 +1,4 @@
-"""Ray, where it is asked for: a cluster is joined, or one started here, for as long as a piece of work takes."""
+"""Ray, on request: join a cluster, or start one here, for the time of a piece of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedbench.core.errors import ConfigError
 def started_ray(address: str | None, resources: Mapping[str, float], where: str) -> Iterator[Any]:
     """Yield the module `ray`, connected to the cluster at `address` (None: to one of this machine, which ends here).
 
-    `resources` are what a task or actor is to have, as num_gpus=1; `where`: the section of the config that says so.
+    `resources` are those of a task or actor, such as num_gpus=1; `where` is the section of the config that sets them.
 
     Raises:
         ConfigError: Ray is not installed, nothing answers at `address`, or no machine has the `resources`.
@@ -51,14 +51,14 @@ def started_ray(address: str | None, resources: Mapping[str, float], where: str)
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError if nothing listens at HOST:PORT, which Ray would try to reach for ten minutes."""
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would try for ten minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _require(ray: Any, resources: Mapping[str, float], where: str) -> None:
-    """Refuse what no machine has: Ray would wait for one without end."""
+    """Refuse resources that no machine has; Ray itself would wait for them forever."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for key, name in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
         if (wanted := resources.get(key, 0)) > (most := max((each.get(name, 0) for each in machines), default=0)):

@@ -1,4 +1,4 @@
-"""Keyed randomness: every draw is a function of (seed, purpose, keys), never of what ran before it.
+"""Keyed randomness: every draw is a function of (seed, purpose, keys), and never of earlier draws.
 
 So every method sees the same partition, cohorts, initial weights and batch order, at any chunk size, worker
 count or resume. Nothing in fedbench reads or writes a global random state.
@@ -27,7 +27,7 @@ def numpy_rng(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
 
 
 def torch_rng(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
-    """A CPU torch generator for (seed, purpose, keys). Draw on the CPU and move: devices must agree."""
+    """A CPU torch generator for (seed, purpose, keys). Draw on the CPU and then move, so that all devices agree."""
     import torch
 
     generator = torch.Generator()

@@ -29,13 +29,13 @@ class Stopped(KeyboardInterrupt):
     """A signal ended the work."""
 
     def __init__(self, number: int, where: str = "") -> None:
-        """`number` of the signal; `where`: how far the work got, and where it was saved."""
+        """`number` is the signal; `where` says how far the work got and where it is saved."""
         super().__init__(number, where)
         self.number, self.where = number, where
 
 
 class _State:
-    """What the process knows of signals; its threads share it."""
+    """The process's state of signals, which its threads share."""
 
     installed = False
     holding = 0  # rounds under way
@@ -46,9 +46,9 @@ class _State:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Raise Stopped on a signal, or, inside of `held`, let it be seen there.
+    """Raise Stopped on a signal; inside `held` only note it.
 
-    Nothing happens where signals cannot be set (another thread than the main one) or somebody else handles them.
+    This does nothing where handlers cannot be set (outside the main thread) or somebody else handles the signals.
     """
     if _State.installed or threading.current_thread() is not threading.main_thread():
         yield
@@ -66,7 +66,7 @@ def handled() -> Iterator[None]:
 
 
 def asked() -> int | None:
-    """The signal that was held back, here or by the process that this one works for: save, and raise Stopped."""
+    """Return the signal that is held back here or by the process that this one works for; the caller then stops."""
     if _State.asked is None and _State.boss is not None:
         with suppress(OSError, ValueError):
             _State.asked = int((_State.boss / NOTE).read_bytes())
@@ -81,7 +81,7 @@ def stop_if_asked() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold a first signal back, for whoever looks at `asked`; a second one ends the block."""
+    """Hold back a first signal, which `asked` then returns; a second one ends the block."""
     with handled():
         _State.holding += 1
         try:
@@ -92,7 +92,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def passed_on(folder: Path) -> Iterator[None]:
-    """`held`, where processes that are `working_for` the same folder do the work: they are asked too."""
+    """As `held`, and pass the signal on to the processes that are `working_for` the same folder."""
     before, _State.others = _State.others, folder
     try:
         with held():
@@ -103,10 +103,10 @@ def passed_on(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def working_for(folder: Path) -> Iterator[bool]:
-    """Around a piece of the work that is waited for in `passed_on`; whether that is in another process.
+    """Wrap work that another block waits for in `passed_on`; yield whether that block is in another process.
 
-    Then what that one is asked counts, and signals of its own do not, from now on: a terminal sends them to all
-    processes. Else this one does not wait, and a signal counts as it does without `passed_on`.
+    In another process only the signals of the waiting process count from now on, because a terminal sends a signal to
+    all processes. Otherwise a signal counts as it does without `passed_on`.
     """
     if _State.others is not None:
         _State.holding -= 1
@@ -140,7 +140,7 @@ def _handle(number: int, _frame: FrameType | None) -> None:
 
 
 def _leave_terminal() -> None:
-    """Send to nobody what would be printed on a terminal that is gone, where writing fails."""
+    """Discard output to a terminal that is gone, where writing would fail."""
     for stream in (1, 2):
         with suppress(OSError):  # closed
             if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):

@@ -45,7 +45,7 @@ Scope = dict[str, Definition | None]
 def digest(roots: Iterable[str], named: Collection[Definition] = ()) -> str:
     """Return 12 hexadecimal digits over the definitions that `roots`, each "package.module:Name", lead to.
 
-    `named`: definitions that another hash covers. They count by their names alone.
+    `named`: definitions that another hash covers; only their names count.
 
     Raises:
         FedbenchError: a root has no definition or no source file.
@@ -54,7 +54,7 @@ def digest(roots: Iterable[str], named: Collection[Definition] = ()) -> str:
 
 
 def covered(roots: Iterable[str], named: Collection[Definition] = ()) -> tuple[str, frozenset[Definition]]:
-    """Return `digest`, and the definitions that it is over."""
+    """Return `digest` and the definitions that it covers."""
     walk = _Walk(roots, named)
     return hashlib.sha256("\n".join(walk.texts).encode()).hexdigest()[:12], frozenset(walk.found)
 
@@ -62,8 +62,8 @@ def covered(roots: Iterable[str], named: Collection[Definition] = ()) -> tuple[s
 def edited(definitions: Iterable[Definition]) -> bool:
     """Return whether a file of one of `definitions` changed after this process began.
 
-    What runs here may then be the file's earlier text. A time of change that lies in the future is a clock that was
-    set back, and says nothing.
+    If one did, the running code may be the file's earlier text. A time of change in the future means that the clock
+    was set back, and does not count.
     """
     files = {file_of(each.module) for each in definitions}
     return any(BEGAN < file.stat().st_mtime <= time.time() for file in files)
@@ -88,7 +88,7 @@ def _file(module: str) -> Path | None:
 
 @functools.cache
 def _places(module: str) -> list[Path]:
-    """Return the source file of a module; the folders of a package that has no `__init__.py`; else nothing."""
+    """Return the source file of a module, or the folders of a package without `__init__.py`, or nothing."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a parent that is no package; a module that was made by hand
@@ -147,7 +147,7 @@ class Module:
             self._bind(name, Definition(self.name, name))
 
     def _bind(self, name: str, target: Definition) -> None:
-        """Let `name` stand for `target`; for all that it ever stood for, where an import is tried before another."""
+        """Let `name` mean `target`; where one import is tried before another, it means all their targets."""
         own, old = Definition(self.name, name), self.scope.get(name)
         if old is not None and old != target:
             for each in (old, target):
@@ -169,7 +169,7 @@ def _module(name: str) -> Module:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, module: str) -> dict[str, Definition]:
-    """Return what the names stand for that an import binds in `module`."""
+    """Return the meaning of the names that an import binds in `module`."""
     if isinstance(node, ast.Import):
         whole = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}
         return {name: Definition(each.name if each.asname else name, "") for name, each in whole.items()}
@@ -260,7 +260,7 @@ class _Walk:
         return f"({self._text(outer, scope)}): {','.join(each for each in body if each)}"
 
     def _inside(self, node: ast.AST, scope: Scope, *, local: bool = True) -> Scope:
-        """Return the scope inside `node`; if not `local`, a name that it assigns may stand for the module's as well."""
+        """Return the scope inside `node`; unless `local`, a name that it assigns may also mean the module's."""
         found = dict(scope)
         for each in _region(node):
             if isinstance(each, (ast.Import, ast.ImportFrom)):
@@ -275,14 +275,14 @@ class _Walk:
         return found
 
     def _note(self, node: ast.AST) -> None:
-        """Count what an import in a function of another project names: it may be one of several for the name."""
+        """Count the target of an import in a function of another project: it may be one of several for the name."""
         if isinstance(node, ast.ImportFrom) and self.module.partition(".")[0] != OWN:
             for each in _imported(node, self.module).values():
                 if (found := self._resolved(each)) is not None and found.name:
                     self._followed(found)
 
     def _known(self, node: ast.Name | ast.Attribute | ast.Call, scope: Scope) -> str:
-        """Return what stands for a name, or for an attribute of a module; "" for a name that is none of ours."""
+        """Return the text for a name or for an attribute of a module; "" for names outside the covered code."""
         if isinstance(node, ast.Call):
             return self._loaded(node)
         if isinstance(node, ast.Name):
@@ -294,7 +294,7 @@ class _Walk:
         return self._followed(target) if found is None or found.name or not self._is_own(found.module) else ""
 
     def _followed(self, target: Definition | None) -> str:
-        """Return what stands for `target`: of a module that is passed on, or that hides it, all counts."""
+        """Return the text for `target`; a module that is passed on, or that hides it, counts as a whole."""
         if target is None or not self._is_own(target.module):
             return ".".join(filter(None, target or ()))
         found = self._resolved(target)
@@ -305,7 +305,7 @@ class _Walk:
         return self._whole((found or target).module)
 
     def _whole(self, module: str) -> str:
-        """Return what stands for all that `module` defines, and, where it is not ours, for all that it imports."""
+        """Return the text for all that `module` defines and, outside fedbench, for all that it imports."""
         source = _module(module)
         found = [self._refer(Definition(module, name)) for name in source.definitions]
         if module.partition(".")[0] != OWN and module not in self.whole:
@@ -314,7 +314,7 @@ class _Walk:
         return ",".join(filter(None, found))
 
     def _loaded(self, node: ast.Call) -> str:
-        """Return what stands for `importlib.import_module("a.module")`, all of which counts if it is ours; else ""."""
+        """Return the text for `importlib.import_module("a.module")`, which counts as a whole if covered; else ""."""
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         first = node.args[0] if node.args else None
         if called not in ("import_module", "__import__") or not isinstance(first, ast.Constant):
@@ -340,14 +340,14 @@ class _Walk:
         return self._resolved(_module(target.module).scope.get(target.name))
 
     def _is_own(self, module: str) -> bool:
-        """Return whether `module` counts: it is ours, in a root's package, or nothing that was installed."""
+        """Return whether `module` counts: it is fedbench's, in a root's package, or not an installed one."""
         top = module.partition(".")[0]
         return top in self.own or _lies_outside(top)
 
 
 @functools.cache
 def _lies_outside(top: str) -> bool:
-    """Return whether the package or module `top` has files, and lies where nothing is installed."""
+    """Return whether the package or module `top` has files outside of the folders of installed packages."""
     places = _places(top)
     return bool(places) and not any(INSTALLED & set(place.resolve().parents) for place in places)
 
@@ -363,7 +363,7 @@ def _region(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_silent(node: ast.AST) -> bool:
-    """Return whether `node` decides nothing: an import, a docstring, a log line, a declaration."""
+    """Return whether `node` affects no result: an import, a docstring, a log line, a declaration."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return True
     if not isinstance(node, ast.Expr):

@@ -41,7 +41,7 @@ Tree = dict[str, Tensor]
 
 
 class OnHost(Mapping[str, Tensor]):
-    """A row of a stacked tree [C, ...] on the CPU; a leaf is fetched, for all rows at once, when one is first read."""
+    """A row of a stacked tree [C, ...] on the CPU; the first read of a leaf fetches it for all rows at once."""
 
     def __init__(self, tree: Mapping[str, Tensor], index: int = 0, fetched: Tree | None = None) -> None:
         self._tree, self._index = tree, index

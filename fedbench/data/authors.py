@@ -28,7 +28,7 @@ METHODS = ("local", "fedavg", "fedcollab")
 def distances(scenario: str) -> np.ndarray:
     """The authors' distances between clients, float64 [20, 20], symmetric.
 
-    Below 0 where their discriminators were worse than chance; their solver takes that as 0.
+    Values below 0 come from discriminators that are worse than chance; the authors' solver takes them as 0.
 
     Raises:
         UnknownName: none of SCENARIOS.
@@ -42,7 +42,7 @@ def clients(method: str, scenario: str = "label_shift") -> np.ndarray:
 
 
 def rounds(method: str, scenario: str = "label_shift") -> np.ndarray:
-    """Accuracy in percent, the mean over clients, after each of the rounds, float64 [200], in feature shift [500]."""
+    """Mean accuracy over clients in percent after each round, float64 [200], in feature shift [500]."""
     return _column(scenario, "rounds", method)
 
 

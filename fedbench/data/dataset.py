@@ -38,21 +38,21 @@ class Dataset:
     y: Ints  # [n], in [0, classes)
     num_train: int  # x[:num_train] is the official training split, the rest the test split
     classes: int
-    mean: tuple[float, ...]  # a channel, in units of x / scale
+    mean: tuple[float, ...]  # of each channel, in units of x / scale
     std: tuple[float, ...]
     scale: float = 255.0  # model input = (x / scale - mean) / std
     domain: Ints | None = None  # [n], for data sets made of several domains, or of clients' own samples
     names: tuple[str, ...] = ()  # of the domains, if each is a client
-    part: NDArray[np.int8] | None = None  # [n], place in PARTS of each sample, where the data say so
-    # of a table, whose x is raw and may hold nan: the categories of each column, numbered from 0; (): it holds numbers
+    part: NDArray[np.int8] | None = None  # [n], place in PARTS of each sample, if the data give it
+    # of a table, whose x is raw and may hold nan: the categories of each column, from 0; (): a numeric column
     columns: tuple[tuple[str, ...], ...] = ()
-    inputs: tuple[str, ...] = ()  # what its columns are called
-    estimates: bool = False  # mean and std are to be those of the samples that clients train on
-    encode: Callable[[Any], NDArray[np.float32]] | None = None  # from rows of the table that x was to rows of x
-    tokens: int = 0  # x holds token numbers below it, 0 for padding
+    inputs: tuple[str, ...] = ()  # names of its columns
+    estimates: bool = False  # true: mean and std are computed from the samples that clients train on
+    encode: Callable[[Any], NDArray[np.float32]] | None = None  # maps rows of the user's table to rows of x
+    tokens: int = 0  # x holds token numbers below this number, 0 for padding
     text: NDArray[np.int32] | None = None  # [n, captions, words] token numbers: 0 padding, 1 an unknown word
     vocabulary: tuple[str, ...] = ()  # the word of each token number
-    target: NDArray[np.float64] | None = None  # [n], of regression: the quantity to predict; then all are of one class
+    target: NDArray[np.float64] | None = None  # [n], of regression: the quantity to predict; classes is then 1
     target_unit: tuple[float, float] = (0.0, 1.0)  # (zero, one): networks predict (target - zero) / one
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """12 hex digits over the shape, every label and 64 spread images: tells two data sets apart."""
+        """12 hex digits over the shape, every label and 64 spread images, which distinguish data sets."""
         digest = hashlib.sha256(f"{self.name} {self.x.shape} {self.x.dtype} {self.num_train}".encode())
         for labels in (self.y, self.target):
             digest.update(b"" if labels is None else np.ascontiguousarray(labels).tobytes())
@@ -134,7 +134,7 @@ class Dataset:
 
     @cached_property
     def content(self) -> str:
-        """12 hex digits over every sample and label; tells apart two data sets with one name."""
+        """12 hex digits over every sample and label, which distinguish data sets of one name."""
         digest = hashlib.sha256(f"{self.num_train} {self.classes}".encode())
         for array in (self.x, self.y, self.domain, self.text, self.part, self.target):
             if array is not None:
@@ -154,7 +154,7 @@ def spread(n: int, count: int) -> Ints:
 def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
     """A mask of 20 % of each class, the same for one `name` on every machine: a test split.
 
-    Rounded down, but one sample of a class that has two to four: none is trained on and not tested but a single one.
+    The number is rounded down, but is one for a class of two to four samples; a class of a single sample is not tested.
     """
     rng = numpy_rng(0, name, "test split")
     mask = np.zeros(len(labels), dtype=bool)
@@ -167,8 +167,8 @@ def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
 def reduced(data: Dataset, limit: int) -> Dataset:
     """At most `limit` evenly spread training samples, and the same share of the test samples.
 
-    Spread over the samples in the order of their labels where half of the classes or more would else be lost, as of
-    labels 0, ..., 9, 0, ... at every tenth sample.
+    They are spread over the samples in the order of their labels if at least half of the classes would be lost
+    otherwise, such as by taking every tenth of the labels 0, ..., 9, 0, ...
     """
     if limit >= data.num_train:
         return data
@@ -202,7 +202,7 @@ class DataSource(Component, ABC):
     name: ClassVar[str]
 
     model: str = "mlp"  # the model that fits by default (model=auto)
-    # most training samples kept, with the same share of the test samples
+    # largest number of training samples; test samples are cut by the same share
     limit: int | None = at_least(1, None)
 
     @property
@@ -226,7 +226,7 @@ class DataSource(Component, ABC):
         return TASKS[0]
 
     def network(self) -> dict[str, Any]:
-        """The model of model=auto: its name, and fields that depend on the samples."""
+        """The model that model=auto takes: its name, and fields that depend on the samples."""
         return {"name": self.model}
 
     def load(self, report: Report = silent) -> Dataset:

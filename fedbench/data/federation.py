@@ -1,4 +1,4 @@
-"""A data set on the device, which client owns which samples, and what is done to batches there: rotation, augmentation.
+"""A data set on the device, the samples of each client, and the transforms of batches: rotation, augmentation.
 
 Images stay in one array (uint8 where the files are); a client is a list of indices. Batches are gathered and normalised
 on the device: no copies per client, no data loader.
@@ -40,9 +40,9 @@ ROTATION_PADDING = {"mean": "zeros", "black": "zeros", "edge": "border", "reflec
 
 
 def rotate(x: Tensor, degrees: Tensor, fill: Tensor, corners: str = "mean") -> Tensor:
-    """Images x [n, C, H, W] turned counter-clockwise about their centre, bilinear; same shape and type.
+    """Rotate images x [n, C, H, W] counter-clockwise about their centre, bilinear; same shape and type.
 
-    `degrees` [n] an image; `fill` broadcasts to x: the value of corners under mean and black.
+    `degrees` [n] has an angle for each image; `fill`, which broadcasts to x, is the value of corners (mean, black).
     """
     height, width = x.shape[-2:]
     angle = degrees.to(x) * (math.pi / 180)
@@ -58,7 +58,7 @@ def rotate(x: Tensor, degrees: Tensor, fill: Tensor, corners: str = "mean") -> T
 
 
 def rotate_stored(x: Tensor, degrees: float, mean: Tensor, corners: str) -> Tensor:
-    """As `rotate`, all by one angle, of images as stored (uint8 or float); mean [1, C, 1, 1] in their units."""
+    """As `rotate`, by one angle, for images as stored (uint8 or float); mean [1, C, 1, 1] is in their units."""
     images = x.to(torch.float32)
     fill = mean.to(images) if corners == "mean" else torch.zeros((), device=x.device)
     turned = rotate(images, torch.full((len(x),), degrees, device=x.device), fill, corners)
@@ -88,14 +88,14 @@ class Ragged:
 
     @classmethod
     def of(cls, lists: Sequence[np.ndarray], device: torch.device) -> Ragged:
-        """From one index array a client."""
+        """Build it from one index array for each client."""
         values = np.concatenate([np.asarray(each, dtype=np.int64) for each in lists])
         offsets = np.cumsum([0, *(len(each) for each in lists)])
         return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets))
 
     @classmethod
     def joined(cls, parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:
-        """The lists of all parts, the values of each moved up by its shift."""
+        """Return the lists of all parts, with each part's shift added to its values."""
         values = torch.cat([part.values + shift for part, shift in zip(parts, shifts, strict=True)])
         sizes = torch.cat([part.sizes for part in parts])
         return cls(values, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
@@ -168,7 +168,7 @@ class Federation:
 
     @classmethod
     def joined(cls, parts: Sequence[Federation]) -> Federation:
-        """All clients of several federations over one data set, in order; images once, unless clients alter them."""
+        """Join several federations over one data set, clients in order; unless clients alter images, all share them."""
         whole = copy.copy(parts[0])
         apart = any(part.altered for part in parts)
         if apart:
@@ -203,7 +203,7 @@ class Federation:
         return [np.concatenate(parts) for parts in zip(partition.train, partition.val, partition.test, strict=True)]
 
     def _rotate(self, partition: Partition, degrees: np.ndarray) -> None:
-        """Turn every client's images in place, once: each belongs to one client."""
+        """Rotate every client's images in place and once, because each image belongs to one client."""
         self.require_images(f"partition {partition.label} rotates")
         for owned, angle in zip(self._owned(partition), degrees, strict=True):
             for block in torch.from_numpy(owned).to(self.device).split(ROTATED_AT_ONCE):
@@ -221,10 +221,10 @@ class Federation:
                 self.x[chosen] = images
 
     def require_images(self, who: str) -> None:
-        """Refuse samples that are no images, such as text.
+        """Refuse samples other than images, such as text.
 
         Raises:
-            ConfigError: `who` does it cannot be done to samples of a single row or column.
+            ConfigError: samples have a single row or column; `who` names what needs images.
         """
         if min(self.shape[-2:]) == 1:
             raise ConfigError(f"{who} images; samples of shape {list(self.shape)} are none")
@@ -251,7 +251,7 @@ class Federation:
 
     @property
     def answers(self) -> Tensor:
-        """What is to be predicted of each sample: its label, or its quantity."""
+        """The target of each sample: its label, or its quantity."""
         return self.y if self.target is None else self.target
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,11 +260,11 @@ class Federation:
         return self._stored(indices).sub_(self.offset).mul_(self.inverse), labels
 
     def normalised(self, x: Tensor) -> Tensor:
-        """Samples x [n, ...] that are none of the data set's, but in its units, as networks read them."""
+        """Return samples x [n, ...] in the data set's units as networks read them; they need not be in the data set."""
         return x.to(self.device, self.dtype).sub(self.offset).mul_(self.inverse)
 
     def in_units(self, predicted: np.ndarray) -> np.ndarray:
-        """What networks predict, or `answers`, in the data set's own units: float64."""
+        """Return predictions or `answers` in the data set's own units, float64."""
         return predicted.astype(np.float64) * self.one + self.zero
 
     def unit(self, indices: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ class Federation:
         return self._stored(indices).div_(self.scale)
 
     def _stored(self, indices: Tensor) -> Tensor:
-        """Copies of samples `indices` [...] as stored, in the federation's precision.
+        """Return copies of samples `indices` [...] as stored, in the federation's precision.
 
         On a CPU `index_select`, and arithmetic in place on what it gives, are several times as fast as `x[indices]` and
         new tensors.
@@ -285,12 +285,12 @@ class Federation:
         return Batch(*self.gather(self.sets["train"][client]))
 
     def validation_indices(self, client: int) -> Tensor:
-        """A client's validation samples; its training samples if it has none."""
+        """A client's validation samples, or its training samples if it has none."""
         held_out = self.sets["val"][client]
         return held_out if len(held_out) else self.sets["train"][client]
 
     def placed(self, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tree on the federation's device, models in its precision."""
+        """Return a tree on the federation's device, with models in its precision."""
         return {
             key: leaf.to(self.device, self.dtype if leaf.dtype == torch.float32 else leaf.dtype)
             for key, leaf in tree.items()
@@ -309,12 +309,12 @@ class Federation:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what the samples were read from, of which a copy or another process has no need."""
+        """Return the state without the source of the samples, which copies and other processes do not need."""
         return {**vars(self), "stored": np.zeros(0)}
 
 
 def readable(array: np.ndarray) -> Tensor:
-    """`array` as a tensor that nobody writes to: the same memory where torch takes it, else a copy."""
+    """Return `array` as a tensor for reading only: the same memory if torch accepts it, else a copy."""
     view = array.view(np.ndarray)
     with suppress(ValueError):  # it is nobody's to write
         view.flags.writeable = True  # torch warns of any other; a mapped file itself is never changed
@@ -332,11 +332,11 @@ class Augmentation(ABC):
 
     @abstractmethod
     def draw(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-        """Parameters of `shape` images, leaves [*shape, ...]."""
+        """Draw the parameters for `shape` images, leaves [*shape, ...]."""
 
     @abstractmethod
     def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
-        """Images x [n, C, H, W] by `drawn` [n, ...]; `black` [1, C, 1, 1] is a normalised zero."""
+        """Transform images x [n, C, H, W] by `drawn` [n, ...]; `black` [1, C, 1, 1] is a normalised zero."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def draw_augmentation(chain: Sequence[Augmentation], generator: torch.Generator,
 
 
 def augment(chain: Sequence[Augmentation], x: Tensor, drawn: Tree, black: Tensor) -> Tensor:
-    """Images x [..., B, C, H, W] by `drawn` [..., at least B, ...]: the first B of each step are used."""
+    """Augment images x [..., B, C, H, W] by the first B entries of each step of `drawn` [..., at least B, ...]."""
     lead = x.shape[:-3]
     flat = x.flatten(0, -4)
     for place, transform in enumerate(chain):

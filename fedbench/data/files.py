@@ -49,11 +49,11 @@ GONE = (401, 403, 404, 410)  # HTTP answers that trying again does not change
 
 
 def download(remote: Part, folder: Path, report: Report = silent) -> Path:
-    """The file in `folder`: there already, or fetched, going on from what an earlier attempt left behind.
+    """Return the file in `folder`; if it is not there, fetch it and resume an earlier attempt.
 
     Raises:
         DataMissing: no address yields the whole file.
-        DataCorrupt: the whole file is there, but is not the published one.
+        DataCorrupt: the file is complete but not the published one.
     """
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.is_file() and md5_of(target, report) == remote.md5:
@@ -84,7 +84,7 @@ def md5_of(path: Path, report: Report = silent) -> str:
 
 
 def _fetch(remote: Part, part: Path, report: Report) -> None:
-    """Fill `part` to the announced length, in as many connections as it takes."""
+    """Fill `part` to the announced length, with as many connections as needed."""
     fruitless, reason = 0, "it has no address"
     urls = list(remote.urls)
     while urls and fruitless < FRUITLESS:
@@ -108,10 +108,10 @@ def _fetch(remote: Part, part: Path, report: Report) -> None:
 
 
 def _transfer(url: str, part: Path, name: str, report: Report) -> None:
-    """Append what is missing of `part` in one connection, or start over where the server cannot resume.
+    """Append the missing rest of `part` in one connection, or start over if the server cannot resume.
 
     Raises:
-        OSError, HTTPException: no connection, or it broke off; `part` keeps what came.
+        OSError, HTTPException: no connection, or it broke; `part` keeps the received bytes.
         DataMissing: no other connection can help.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
@@ -155,7 +155,7 @@ def _size(path: Path) -> int:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process fetches the same file; not enforced where there are no file locks."""
+    """Wait until no other process fetches the same file; without file locks this is not enforced."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.enter_context(FileLock(path, fallback_to_soft=False))
@@ -174,11 +174,11 @@ NOT_THIS_DISK = (None, errno.EINVAL, errno.ENAMETOOLONG)  # of an OSError: place
 def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:
     """Unpack `archive` as the folder `target`, whole or not at all; only the files that `wanted` picks.
 
-    Where all of it lies in one folder called as `target`, that level is dropped.
+    If the archive has all files in one folder with the name of `target`, that level is dropped.
 
     Raises:
-        DataCorrupt: damaged, or a member that is a link, a device, or would land outside; nothing is left behind.
-        FileExistsError: `target` is there already.
+        DataCorrupt: damaged, or a member is a link, a device, or outside of `target`; nothing is left behind.
+        FileExistsError: `target` exists already.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists already; move it away to unpack {archive.name} again")
@@ -261,24 +261,24 @@ DOWNLOADS = "downloads"  # folder of a root that holds archives until they are u
 
 
 def data_dir() -> Path:
-    """Where data is downloaded to unless `root` says otherwise: FEDBENCH_DATA, else a folder of the cache."""
+    """The folder for downloads unless `root` is set: FEDBENCH_DATA, else a folder of the cache."""
     given = os.environ.get(DATA_VARIABLE)
     return Path(given).expanduser() if given else cache_dir() / "data"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A published file of a data set, and where it ends up below a root."""
+    """A published file of a data set, and its place below a root."""
 
     urls: tuple[str, ...]  # the same file, in order of preference
     name: str
     md5: str  # of the whole file
-    to: str  # the file it becomes, or the folder it is unpacked as; what is there is not fetched again
-    archive: bool = True  # unpack it
+    to: str  # name of the file, or of the folder that it is unpacked to; an existing one is not fetched again
+    archive: bool = True  # true: unpack it
     wanted: Wanted | None = None  # which files of the archive; None: all
 
     def fetch(self, root: Path, report: Report) -> None:
-        """Download it, and unpack it if it is an archive, which is removed then; one process at a time."""
+        """Download the file; unpack an archive and then remove it; one process at a time."""
         folder, target = root / DOWNLOADS, root / self.to
         make_folder(folder)
         with _alone(folder / f".{self.name}.lock"):
@@ -302,9 +302,9 @@ def _say(line: str) -> None:
 
 
 def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
-    """(16 hex digits over images and labels, in whatever order within a split; how many of them are copies).
+    """Return (16 hex digits over images and labels, independent of the order within a split; the number of copies).
 
-    A sample counts by a sum of its bytes, eight at a time, times odd numbers: no change of eight of them alone is lost.
+    A sample's hash is the sum of its bytes, eight at a time, times odd numbers, so a change of any eight bytes shows.
     """
     words = np.ascontiguousarray(arrays["x"]).reshape(len(arrays["x"]), -1).view("<u8")
     split = np.arange(len(words)) < int(arrays["num_train"][0])
@@ -316,7 +316,7 @@ def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class FileSource(DataSource):
-    """A data set in files. Subclasses say which files it has, how to fetch and how to parse them."""
+    """A data set in files. Subclasses define its files, how to fetch them and how to parse them."""
 
     folders: ClassVar[tuple[str, ...]]  # where under a root the files may lie, besides the root itself
     system: ClassVar[tuple[str, ...]] = ()  # folders that packages of the operating system fill
@@ -324,12 +324,12 @@ class FileSource(DataSource):
     parts: ClassVar[tuple[Part, ...]] = ()  # what is downloaded
     published: ClassVar[tuple[int, int]] = (0, 0)  # (training, test) samples of the whole data set
     label_count: ClassVar[int] = 10
-    content: ClassVar[str] = ""  # of the whole data set, as `content_of` has it; "" where it is not known
+    content: ClassVar[str] = ""  # `content_of` the whole data set; "" if it is unknown
 
-    root: str | None = None  # folder that holds the files, or that they are downloaded to
-    download: bool = False  # fetch the files if they are nowhere; no network is reached otherwise
-    partial: bool = False  # accept files with fewer samples than published
-    mean: tuple[float, ...] = finite((0.5,))  # a channel, of pixels divided by 255
+    root: str | None = None  # folder of the files, or for their download
+    download: bool = False  # true: fetch the files if they are not found; false: use no network
+    partial: bool = False  # true: accept files with fewer samples than published
+    mean: tuple[float, ...] = finite((0.5,))  # mean of each channel, of pixels divided by 255
     std: tuple[float, ...] = positive((0.5,))
 
     @abstractmethod
@@ -350,7 +350,7 @@ class FileSource(DataSource):
 
     @property
     def by_hand(self) -> str:
-        """What to fetch by hand after a download, and how; "" for most data sets."""
+        """How to fetch by hand what the download lacks; "" for most data sets."""
         return ""
 
     def read(self, report: Report = silent) -> Dataset:
@@ -387,7 +387,7 @@ class FileSource(DataSource):
         """The parsed files, from the cache if possible; downloaded if `download` is set.
 
         Raises:
-            DataMissing: the files are nowhere, or the download failed.
+            DataMissing: the files are not found, or the download failed.
             DataCorrupt: a file is damaged or of another format.
         """
         files = self.locate()

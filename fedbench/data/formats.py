@@ -1,4 +1,4 @@
-"""Readers of file formats that several data sets share: idx, CIFAR's pickles, images. A damaged file is one line."""
+"""Readers of file formats that several data sets share: idx, CIFAR's pickles, images. A damaged file gives one line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _idx_array(path: Path, stream: io.BufferedIOBase) -> NDArray[np.uint8]:
-    """The array in `stream`, of which no more is read than the dimensions say."""
+    """Return the array in `stream`; not more is read than the dimensions say."""
     magic = stream.read(4)
     if len(magic) < 4 or magic[:3] != bytes([0, 0, UNSIGNED_BYTES]) or not 0 < magic[3] <= MOST_DIMENSIONS:
         raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {magic.hex()}); fetch it again")
@@ -107,17 +107,17 @@ class _Bytes:
             raise pickle.UnpicklingError("it holds an array of another type, expected unsigned bytes")
 
     def __setstate__(self, state: object) -> None:
-        """Take byte order and alignment, which single bytes do not have."""
+        """Accept byte order and alignment, which do not matter for single bytes."""
 
 
 class _Array:
-    """Stands for an array of unsigned bytes, which NumPy pickles as an empty one and then its state."""
+    """Replaces an array of unsigned bytes, which NumPy pickles as an empty array and then its state."""
 
     def __init__(self, *_: object) -> None:
         self.values: np.ndarray = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _Bytes, bool, bytes]) -> None:
-        """Take version, shape, type, whether it goes by columns, and content."""
+        """Accept version, shape, type, column order and content."""
         _, shape, kind, by_columns, raw = state
         if not isinstance(kind, _Bytes) or not isinstance(raw, bytes):
             raise pickle.UnpicklingError("an array is not of unsigned bytes")
@@ -125,7 +125,7 @@ class _Array:
 
 
 def _encode(text: str, _: object) -> bytes:
-    """Undo what Python 3 does to put bytes into old pickles."""
+    """Decode bytes as Python 3 writes them into old pickles."""
     return text.encode("latin1")
 
 
@@ -155,7 +155,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dictionary in a CIFAR batch file, keys as text, arrays as NumPy's.
 
     Raises:
-        DataCorrupt: truncated, not a pickle of a dictionary, or one that asks for anything but arrays of bytes.
+        DataCorrupt: truncated, not a pickle of a dictionary, or a pickle of other things than arrays of bytes.
     """
     raw = path.read_bytes()
     try:
@@ -211,9 +211,9 @@ def read_images(
 ) -> Images:
     """The files as colour images [n, 3, size, size]; grey ones are repeated over the channels.
 
-    Images of another size are scaled to it if `resize` (bilinear with antialiasing, the aspect is not kept), else
-    refused. `upright`: images that a camera marked as turned (EXIF) are turned back; benchmarks are read as stored, as
-    torchvision does. What scaling loses is added to `doubts`: in words, and the files that it is of.
+    With `resize` images of another size are scaled (bilinear with antialiasing, without keeping the aspect ratio), else
+    refused. With `upright` images that a camera marked as turned (EXIF) are turned back; benchmarks are read as stored,
+    as in torchvision. `doubts` collects what scaling loses, in words, and the files that it concerns.
 
     Raises:
         DataCorrupt: a file that is missing, truncated, no image, or of another size.
@@ -261,7 +261,7 @@ def _read_image(path: Path, size: int, resize: bool, upright: bool, doubts: dict
 
 
 def _lost(image: Image.Image) -> Iterator[str]:
-    """Yield what a square of colours does not keep of `image`, and what to do."""
+    """Yield what is lost when `image` becomes a square of colours, and what to do about it."""
     if max(image.size) > SQUEEZED * min(image.size):
         yield f"are over {SQUEEZED} times as long as wide and squeezed to a square; crop or pad them"
     clear = image.mode in WITH_ALPHA or "transparency" in image.info

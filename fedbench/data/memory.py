@@ -29,7 +29,7 @@ def overrides_of(data: Any) -> dict[str, Any]:
     """Return the keys of a config, such as dataset.path, by which runs read `data`, which is in the cache from now on.
 
     Raises:
-        ConfigError: data of no such form.
+        ConfigError: the data have none of these forms.
     """
     samples, *rest = data if isinstance(data, (tuple, list)) else (data,)
     if len(rest) > len(ROLES):
@@ -55,7 +55,7 @@ def overrides_of(data: Any) -> dict[str, Any]:
 
 
 def _is_flat(samples: Any) -> bool:
-    """Whether each column of a Hugging Face dataset holds a number or a word a row."""
+    """Whether each column of a Hugging Face dataset holds one number or one word in each row."""
     first = samples[0] if len(samples) else {}
     return all(value is None or isinstance(value, (str, int, float)) for value in first.values())
 
@@ -97,10 +97,10 @@ def _arrays(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:
-    """One of the arrays; objects such as words of pandas become text, "" where one is missing.
+    """Return one of the arrays; objects such as words of pandas become text, "" for missing ones.
 
     Raises:
-        ConfigError: samples of different shapes, or that are no numbers.
+        ConfigError: samples have different shapes or are no numbers.
     """
     import pandas as pd
 

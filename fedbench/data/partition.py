@@ -1,4 +1,4 @@
-"""Which samples each client trains, validates and tests on: the value, and how a partition's assignment becomes one."""
+"""The samples that each client trains, validates and tests on, and how a partition's assignment gives them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Partition:
     classes: int
     train: list[Ints]  # of each client, never empty
     val: list[Ints]
-    test: list[Ints]  # empty where only the global test set is scored, or where a client has a single sample
+    test: list[Ints]  # empty if only the global test set is scored, or for a client with a single sample
     rotation: np.ndarray | None = None  # float64 [N], degrees, counter-clockwise
-    corners: str = "mean"  # what a rotation puts where no pixel lands (fedbench.data.federation)
+    corners: str = "mean"  # how a rotation fills the corners (fedbench.data.federation)
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
     looks: np.ndarray | None = None  # float64 [N, classes, 2] of each label's images: see Federation
 
@@ -43,10 +43,10 @@ class Partition:
         return len(self.train)
 
     def repeated(self, times: int) -> Partition:
-        """The clients `times` over, each time with the same samples.
+        """Return the clients repeated `times` times, each time with the same samples.
 
         Raises:
-            ConfigError: clients alter their samples, which none but they hold.
+            ConfigError: clients alter their samples, so no other client can share them.
         """
         if self.altered:
             raise ConfigError(f"partition {self.label} alters samples, so a sample can be on one client only")
@@ -59,7 +59,7 @@ class Partition:
 
     @cached_property
     def hash(self) -> str:
-        """12 hex digits over the data set, every client's samples and transforms; not over label and seed.
+        """12 hex digits over the data set and every client's samples and transforms, without label and seed.
 
         So a split that was made elsewhere and read from a file has the hash of the same split made here.
         """
@@ -85,7 +85,7 @@ class Partition:
         return counts
 
     def statistics(self, y: Ints) -> list[dict[str, int]]:
-        """One row a client: samples of each set, and of each class (`class_<c>`, training and validation)."""
+        """One row for each client: samples of each set, and of each class (`class_<c>`, training and validation)."""
         return [
             {"client": client}
             | {name: len(getattr(self, name)[client]) for name in SETS}
@@ -96,7 +96,7 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write the exchange form, atomically: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin.
 
-        Of more than `LISTED` clients, each of whom would take half a kilobyte, `train`, `val` and `test` end to end.
+        More than `LISTED` clients, each of which takes half a kilobyte, are in `train`, `val` and `test` end to end.
         """
         sets = {name: getattr(self, name) for name in SETS}
         arrays: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _train_test(
 
 
 def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> tuple[list[Ints], list[Ints]]:
-    """(kept, held out) of each client: a random `held_out(n, fraction)` of its n samples are held out."""
+    """Return (kept, held out) samples of each client: `held_out(n, fraction)` random ones of its n are held out."""
     if fraction == 0:
         return [*clients], [np.zeros(0, dtype=np.int64)] * len(clients)
     kept, held = [], []
@@ -225,9 +225,9 @@ def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> t
 
 
 def held_out(samples: int, fraction: float) -> int:
-    """How many of `samples` are held out: the nearest number (half up), but at least one and never all.
+    """Return the number of `samples` to hold out: the nearest number (half up), but at least one and never all.
 
-    None at fraction 0; a single sample is kept for training.
+    It is 0 for fraction 0; a single sample is kept for training.
     """
     if fraction == 0 or samples < 2:
         return 0
@@ -235,7 +235,7 @@ def held_out(samples: int, fraction: float) -> int:
 
 
 def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> None:
-    """Every client trains on something, transforms fit, and what is handed out twice is as `assignment` says."""
+    """Check that every client trains on samples, transforms fit, and samples repeat only as `assignment` says."""
     label, clients = partition.label, len(partition)
     empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
     if empty:
@@ -269,7 +269,7 @@ def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> No
 
 
 def _check_leaks(partition: Partition, samples: int) -> None:
-    """No sample that a client trains or validates on is in any client's test set."""
+    """Check that no client's test set contains a sample that any client trains or validates on."""
     trainer = np.full(samples, -1)  # a client that trains or validates on each sample
     for client, parts in enumerate(zip(partition.train, partition.val, strict=True)):
         trainer[np.concatenate(parts)] = client
@@ -284,7 +284,7 @@ def _check_leaks(partition: Partition, samples: int) -> None:
 
 
 def _check_test(partition: Partition, assignment: Assignment, dataset: Dataset, test: TestConfig) -> None:
-    """There is something to score on, of the kind that clients have, and nobody trains on it."""
+    """Check that there are test samples, of the clients' kind, and that no client trains on them."""
     needed = {"test": test.sets != "global", "val": test.val_fraction > 0}
     for name, field in (("test", "fraction"), ("val", "val_fraction")):
         if needed[name] and not any(map(len, getattr(partition, name))):

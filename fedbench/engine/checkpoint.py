@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file, replaced atomically, that notices damage and a change of configuration.
 
 The safetensors metadata holds the format version, the key of the run, the caller's JSON and a checksum over
-all of these and every tensor. So a file that is truncated, altered or of another run is refused, never half-used.
+all of these and every tensor. So a file that is truncated, altered or of another run is refused as a whole.
 """
 
 from __future__ import annotations

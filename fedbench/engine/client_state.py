@@ -49,7 +49,7 @@ class ClientMemory(Mapping[str, Tensor]):
         """Set the memory of clients `ids` [C] to `rows`, leaves [C, ...]; a leaf that `rows` lacks stays.
 
         Raises:
-            ValueError: `rows` has a leaf that the initial memory had not.
+            ValueError: `rows` has a leaf that the initial memory lacks.
         """
         if not rows:
             return
@@ -70,7 +70,7 @@ class ClientMemory(Mapping[str, Tensor]):
         return sent(leaf[sent(ids, leaf.device)], self.device)
 
     def _home(self) -> torch.device:
-        """Where rows are kept: on the training device, or on the host where they would take too much of it."""
+        """The device of the rows: the training device, or the host if they would take too much of its memory."""
         fits = self.clients * self.row_bytes <= SHARE * free_bytes(self.device)
         return self.device if fits else torch.device("cpu")
 

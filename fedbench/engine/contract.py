@@ -41,7 +41,7 @@ class Cohort:
     steps: Tensor  # float64 [C], local steps of the protocol's plain local work
     generator: torch.Generator  # the server's randomness of this round
     served: Tensor  # int64 [M], all clients of this server, in the cohort or not: N, or a coalition's members
-    task: Task  # the clients' network, for servers that run it or tell its layers apart
+    task: Task  # the clients' network, for servers that run it or treat its layers differently
 
     @property
     def sizes(self) -> Tensor:
@@ -73,7 +73,7 @@ class Cohort:
                 yield chosen, replace(self.where(chosen, self.served[served == place]), task=task)
 
     def where(self, chosen: Tensor, served: Tensor) -> Cohort:
-        """The members that `chosen` (bool [C]) marks, of a server that serves the clients `served` [M]."""
+        """Return the members that `chosen` (bool [C]) marks as the cohort of a server of the clients `served` [M]."""
         return replace(self, ids=self.ids[chosen], steps=self.steps[chosen], served=served)
 
 
@@ -83,31 +83,31 @@ class Client:
 
     task: Task
     clock: Clock
-    message: Tree  # what the server sent
-    memory: Tree  # what stays on the client between rounds, but for its optimisers'
+    message: Tree  # the message from the server
+    memory: Tree  # what stays on the client between rounds, without the state of its optimisers
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its momentum
     # The protocol's learning rate: in a loss or direction that of the step, elsewhere the mean over the round's plain
-    # steps. A scalar, float64, where clients train as one at several.
+    # steps. It is a float64 scalar if clients with several rates train as one program.
     lr: float | Tensor
-    on_host: Mapping[str, Tensor] | None = None  # the message for `draw`, where it is not on the CPU itself
+    on_host: Mapping[str, Tensor] | None = None  # the message on the CPU for `draw`, if the message is not there
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None
-    optimizers: Tree = field(default_factory=dict)  # PLACE/LEAF: what the optimiser of a stage goes on from
+    optimizers: Tree = field(default_factory=dict)  # PLACE/LEAF: the state that the optimiser of a stage continues from
 
     @property
     def data(self) -> Batch:
-        """All training samples; only in hooks the method lists in `reads_data`."""
+        """All training samples; only in hooks that the method lists in `reads_data`."""
         if self.fetch is None:
             raise RuntimeError("the hook reads client.data: list its name in the method's `reads_data`")
         return self.fetch()
 
     @property
     def validation(self) -> Batch:
-        """The protocol's validation samples, or the training samples where the client has none.
+        """The protocol's validation samples, or the training samples if the client has none.
 
-        Only in hooks the method lists in `reads_data`.
+        Only in hooks that the method lists in `reads_data`.
         """
         if self.fetch_validation is None:
             raise RuntimeError("the hook reads client.validation: list its name in the method's `reads_data`")
@@ -129,11 +129,11 @@ class Stage:
     loss: Loss | None = None
     direction: Direction | None = None
     moves: tuple[str, ...] = ("*",)  # selectors, see Task.select
-    fixed: tuple[str, ...] = ()  # selectors of leaves that stay, whatever `moves` says
+    fixed: tuple[str, ...] = ()  # selectors of leaves that stay fixed even if `moves` selects them
     epochs: int | None = None  # both None: the protocol's local work
     iterations: int | None = None
     optimizer: OptimizerConfig | None = None  # None: the protocol's
-    lr: float | None = None  # in the place of that optimiser's learning rate
+    lr: float | None = None  # replaces that optimiser's learning rate
     order: int = 0  # stages with one order see the same mini-batches
 
     @property
@@ -148,7 +148,7 @@ class Stage:
         return str(getattr(self.direction or self.loss, "__name__", "loss"))
 
     def optimizer_or(self, protocol: OptimizerConfig) -> OptimizerConfig:
-        """The optimiser of this stage under a protocol's."""
+        """Return the optimiser of this stage, given the protocol's."""
         chosen = self.optimizer or protocol
         return chosen if self.lr is None else replace(chosen, lr=self.lr)
 
@@ -158,12 +158,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Exceptions, each with its reason. A check fails if a declared exception is none."""
+    """Exceptions, each with its reason. A check fails if a declared exception does not occur."""
 
     smallest: int = 1  # training samples a client needs; a smaller one raises ConfigError
-    draws_by_position: str = ""  # why relabelled clients meet other draws of the server
+    draws_by_position: str = ""  # why relabelled clients get other random draws of the server
     sends_by_cohort: str = ""  # why the message to a client depends on who else is in the cohort
-    settings: Mapping[str, Any] = field(default_factory=dict)  # fields that toys need, as {"solver.restarts": 3}
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields that toys need, such as {"solver.restarts": 3}
     # selector of leaves -> why this memory never moves, or nothing shows that this memory or upload is read
     inert: Mapping[str, str] = field(default_factory=dict)
 
@@ -176,11 +176,11 @@ class Meter:
     down: int = 0
 
     def sent(self, messages: Tree) -> None:
-        """Leaves [C, ...] went to C clients."""
+        """Count leaves [C, ...] that are sent to C clients."""
         self.down += sum(map(trees.leaf_bytes, messages.values()))
 
     def received(self, uploads: Tree) -> None:
-        """Leaves [C, ...] came from C clients."""
+        """Count leaves [C, ...] that come from C clients."""
         self.up += sum(map(trees.leaf_bytes, uploads.values()))
 
 

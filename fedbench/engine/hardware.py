@@ -1,4 +1,4 @@
-"""Choose the device and the engine of a run: by the hardware config, by a few timed steps, by the memory that is free.
+"""Choose the device and the engine of a run by the hardware config, a few timed steps and the free memory.
 
 Defaults are the fastest correct choice known for the machine.
 """
@@ -44,7 +44,7 @@ Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is c
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
-    """Bytes of all layer outputs of one forward pass on `batch` inputs, found by running it on no data."""
+    """Bytes of all layer outputs of one forward pass on `batch` inputs, found without computing it."""
     total = 0
 
     def count(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -59,7 +59,7 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
 
 
 def client_bytes(setup: Setup) -> int:
-    """Roughly what training a client within a chunk takes, found in no time: of one model, whatever the method."""
+    """A quick estimate of the bytes for training a client within a chunk: those of one model, for any method."""
     task = setup.task
     model = sum(leaf.numel() * leaf.element_size() for leaf in task.init(torch.Generator()).values())
     pixels = 4 * torch.Size(task.shape).numel() * setup.protocol.local.batch_size
@@ -69,7 +69,7 @@ def client_bytes(setup: Setup) -> int:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Memory of the stacked engine in bytes: `fixed`, for a client in training, and for a trained client."""
+    """Memory of the stacked engine in bytes: a `fixed` part, a client in training, and a trained client."""
 
     fixed: int
     training: int
@@ -77,7 +77,7 @@ class MemoryModel:
 
     @classmethod
     def of(cls, setup: Setup, peak: Peak, capture: Capture | None = None) -> MemoryModel:
-        """From the peaks of a round of a large client alone, and of a few together and one after the other."""
+        """Fit it to the memory peaks of one large client, of a few clients together, and of a few one by one."""
         sizes = setup.population.sizes
         short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
         large = (sizes + sizes.max() * short).topk(min(TRIED, setup.at_once)).indices
@@ -94,16 +94,16 @@ class MemoryModel:
         return cls(max(0, alone - training), max(1, training), max(0, trained))
 
     def chunk(self, cohort: int, budget: float) -> int:
-        """The most clients at once, of `cohort`, that `budget` bytes hold."""
+        """Return the largest number of clients, at most `cohort`, that `budget` bytes hold at once."""
         left = budget - self.fixed - self.trained * cohort
         return max(1, min(cohort, int(left / max(1, self.training - self.trained))))
 
 
 def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
-    """Clients that fit in memory at once: at least one, at most the cohort; `capture` as the engine is to have it.
+    """Return how many clients of the cohort fit in memory at once, at least one; `capture` is the engine's.
 
-    Where the rough estimate is not sure that all do, a GPU is asked: a few clients train there for a round, and what
-    they do is thrown away. On a CPU larger chunks gain nothing.
+    If the rough estimate leaves it open whether all fit, a few clients train on the GPU for a round, which is then
+    discarded. On a CPU larger chunks gain nothing.
     """
     cohort, device = setup.at_once, setup.federation.device
     budget = SHARE * free_bytes(device)
@@ -118,7 +118,7 @@ def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
 
 
 def gpu_peak(device: torch.device, work: Callable[[], object]) -> int:
-    """Most bytes that `work` has allocated on a GPU at once."""
+    """Return the largest number of bytes that `work` allocates on a GPU at once."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work()
@@ -132,7 +132,7 @@ def check_memory(model: Model, dataset: Dataset, device: torch.device) -> None:
     """Refuse a network that cannot fit into memory, before it is built.
 
     Raises:
-        ConfigError: with what it takes and what is free.
+        ConfigError: it does not fit; names the needed and the free memory.
     """
     needed = HELD * sum(each.leaf_bytes(each.view(dataset).shape, dataset.classes) for each in model.networks.values())
     if needed > (free := free_bytes(device)):
@@ -155,9 +155,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What this process's container may still take, where it is in one (control groups, version 2).
+    """The memory that this process's container (control groups, version 2), if any, may still take.
 
-    Files that the system keeps in memory count as used there, but it gives those up that nobody reads any more.
+    Files that the system keeps in memory count as used there, but it frees those that nobody reads.
     """
     try:
         limit, used, stat = (
@@ -178,10 +178,10 @@ CLEARLY = 0.9  # of the stacked engine's time: a choice that noise does not turn
 
 
 def pick_device(config: HardwareConfig) -> torch.device:
-    """The device that `config` asks for; `auto` is the GPU where there is one.
+    """The device that `config` asks for; `auto` is the GPU if there is one.
 
     Raises:
-        ConfigError: a GPU was asked for that is not there.
+        ConfigError: the config asks for a GPU that does not exist.
     """
     name = config.device
     if config.engine == "ray":  # whose actors have GPUs, if there are any
@@ -197,13 +197,13 @@ def pick_device(config: HardwareConfig) -> torch.device:
 
 
 def set_threads(config: HardwareConfig) -> None:
-    """Torch's threads for whatever this thread computes, and those that start after it."""
+    """Set the number of torch's threads for this thread and for threads that start later."""
     if config.threads:
         torch.set_num_threads(config.threads)
 
 
 def set_precision(*, tf32: bool) -> None:
-    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone.
+    """Set a GPU's precision of products: float32, or TensorFloat-32, by torch's default only in convolutions.
 
     bfloat16 is no setting of the process, see Task.apply.
     """
@@ -214,7 +214,7 @@ def set_precision(*, tf32: bool) -> None:
 def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
     """Whether `config` may lead to the stacked engine, so that several seeds are worth joining.
 
-    `cards`: a GPU will be there where the runs are made.
+    `cards`: the machines of the runs have a GPU.
     """
     if config.engine != "auto" or config.device == "cpu":
         return config.engine == "stacked"
@@ -222,7 +222,7 @@ def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
-    """The engine for `setup`, one for each modality; `auto` is what trains a few steps fastest here."""
+    """The engine for `setup`, one for each modality; `auto` is the engine that trains a few steps fastest here."""
     set_threads(config)
     if config.engine == "ray":
         from fedbench.engine.sharded import RayTrainer
@@ -248,9 +248,9 @@ def _picked(setup: Setup, config: HardwareConfig) -> Engine:
 
 
 def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
-    """Workers where they save more than their start costs; in a process that may have no children the plain loop.
+    """Return workers if they save more than their start costs; in a process without children, the plain loop.
 
-    Stacking is no candidate: on no CPU workload of the benchmark is it as fast as workers.
+    Stacking is no candidate: workers are faster on every CPU workload of the benchmark.
     """
     workers = config.workers or available_workers()
     busy = min(workers, setup.at_once)
@@ -262,9 +262,9 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
 
 
 def processes(setup: Setup, config: HardwareConfig, seconds: float) -> int:
-    """How many clients train at once in a run that takes a single process `seconds`, by the engine that it would have.
+    """Return how many clients train at once, by the engine's choice, in a run that takes a single process `seconds`.
 
-    On a GPU 1: how much a program of many clients gains there is not known before.
+    It is 1 on a GPU, where the gain of a program of many clients is not known in advance.
     """
     workers = min(config.workers or available_workers(), setup.at_once)
     worth = config.engine == "auto" and seconds * (1 - 1 / workers) > WORKERS_START
@@ -272,7 +272,7 @@ def processes(setup: Setup, config: HardwareConfig, seconds: float) -> int:
 
 
 def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
-    """Stacked, unless looped takes clearly less time for a step of a client."""
+    """Return stacked, unless looped takes clearly less time for a step of a client."""
     if setup.at_once == 1:
         return LoopedTrainer(setup)
     stacked = stacked_engine(setup, config)
@@ -283,7 +283,7 @@ def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
 
 
 def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str, float]:
-    """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
+    """Return the contenders' paces; none if the trial fails, as for a method that needs its preparation first."""
     try:
         return time_engines(setup, contenders)
     except Diverged:  # as the run will, and says
@@ -294,7 +294,7 @@ def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str,
 
 
 def stacked_engine(setup: Setup, config: HardwareConfig) -> StackedTrainer:
-    """Stacked, with as many clients at once as memory holds; captured on a GPU, unless `config` says otherwise."""
+    """Return the stacked engine with as many clients as memory holds; on a GPU captured, unless `config` is off."""
     device = setup.federation.device
     capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
     chunk = config.chunk or fitting_chunk(setup, capture)

@@ -32,16 +32,16 @@ class Record:
     """State of the federation after `round` completed rounds (0: before training)."""
 
     round: int
-    # local, global, val, also after TRAINED: [N]; common (one global model): [1]
+    # local, global, val, each also after the prefix TRAINED: [N]; common (one global model): [1]
     tallies: Mapping[str, Tally]
     bytes_up: int  # clients to server, whole federation, cumulative
     bytes_down: int  # server to clients, whole federation, cumulative
     seconds: Mapping[str, float]  # cumulative, by phase (PHASES)
-    train_loss: float = math.nan  # of the round: mean over clients of that over their steps; nan without any
-    measures: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)  # by set and metric of scores
+    train_loss: float = math.nan  # mean over the round's clients of their mean over steps; nan without any
+    measures: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)  # metrics of scores, by set and metric
 
     def primary(self) -> str:
-        """Name of the test set the run is judged by."""
+        """Name of the test set that judges the run."""
         return next((name for name in TEST_SETS if name in self.tallies), next(iter(self.tallies)))
 
 
@@ -83,14 +83,14 @@ class History:
         return [record for record in self._records if all(name in record.tallies for name in sets)]
 
     def test_sets(self) -> tuple[str, ...]:
-        """Test sets that were scored at least once, the primary one first; the validation samples if none was."""
+        """Test sets with at least one score, the primary one first; the validation samples if there is none."""
         return tuple(name for name in TEST_SETS if self.having(name)) or (VALIDATION,)
 
     def report(self, test_set: str, rule: str, average: str = "client", per_client: bool = False) -> Reported:
         """Apply a report rule (fedbench.metrics) to the rounds that scored `test_set`.
 
-        The one global model has no client of its own: it is read at the federation's best-validation round. Where
-        models were scored after training too, they compete as candidates of their own for a best round.
+        One global model has no client of its own, so it is read at the federation's best-validation round. Models that
+        are also scored after training are separate candidates for a best round.
         """
         with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
         candidates = self.candidates(test_set, rule)
@@ -108,7 +108,7 @@ class History:
         return replace(reported, measures=measures)
 
     def candidates(self, test_set: str, rule: str) -> list[tuple[Record, str]]:
-        """What `rule` reads `test_set` off, see `report`: records, each with the moment before the set's name."""
+        """Return what `rule` reads `test_set` from, see `report`: records, each with the prefix of the set's name."""
         with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
         moments = (TRAINED, "") if rule.startswith("best") else ("",)
         return [
@@ -119,11 +119,11 @@ class History:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict an evaluated round; percent: acc_on_<set> (client mean) and acc_on_<set>_pooled."""
+        """One dict for each evaluated round; in percent acc_on_<set> (client mean) and acc_on_<set>_pooled."""
         return [record_row(record) for record in self._records]
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Everything but the seconds; of each set the counts [R', N] and the rounds [R'] that scored it."""
+        """Everything except seconds; for each set the counts [R', N] and the rounds [R'] that scored it."""
         out: dict[str, np.ndarray[Any, Any]] = {
             "round": np.array([record.round for record in self._records], dtype=np.int64),
             "bytes_up": np.array([record.bytes_up for record in self._records], dtype=np.int64),
@@ -144,7 +144,7 @@ class History:
         return out
 
     def state(self, prefix: str = "history/") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The history as int64 and float64 tensors, their names opening with `prefix`, and JSON-able meta."""
+        """The history as int64 and float64 tensors, whose names begin with `prefix`, and JSON-able meta."""
         import torch
 
         phases = list(dict.fromkeys(phase for record in self._records for phase in record.seconds))
@@ -197,7 +197,7 @@ def seconds_columns(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def measured_columns(test_set: str, measures: Mapping[str, Measured]) -> dict[str, float]:
-    """The columns of metrics of scores on a test set: the mean over clients, and pooled where there are several."""
+    """The columns of metrics of scores on a test set: the mean over clients, and pooled if there are several."""
     row: dict[str, float] = {}
     for name, each in measures.items():
         row[f"{name}_on_{test_set}"] = METRICS[name].unit * each.mean()
@@ -231,23 +231,23 @@ class Labels:
     method: str
     protocol: str
     seed: int
-    variant: str = ""  # what tells apart runs of one method in a sweep, such as "mu=0.1"
+    variant: str = ""  # distinguishes runs of one method in a sweep, such as "mu=0.1"
 
 
 class Observer:
     """Base class: every hook does nothing. An observer never changes a result and never raises."""
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """A run of `rounds` rounds begins, `resumed_from` of which are already done (0: from the start)."""
+        """A run of `rounds` rounds begins; `resumed_from` of them are already done (0: from the start)."""
 
     def expect(self, line: str) -> None:
-        """What a run takes, told before anything of it is made."""
+        """The run's expected cost, known before it starts."""
 
     def phase(self, name: str) -> None:
         """The run enters a phase (fedbench.engine.history.PHASES)."""
 
     def within(self, share: float) -> None:
-        """Of the clients that are being trained, this `share` is."""
+        """This `share` of the clients in training is trained."""
 
     def advance(self, done: int) -> None:
         """`done` rounds are completed; called after every round, scored or not."""
@@ -256,13 +256,13 @@ class Observer:
         """A round was scored."""
 
     def recall(self, result: Mapping[str, Any]) -> None:
-        """The run was completed by an earlier command, which is told before `finish`."""
+        """An earlier command completed the run; this is called before `finish`."""
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The run is complete; `result` is its row (fedbench.runs.run)."""
 
     def close(self) -> None:
-        """The run is over, complete or not: always called last, also after an error. Releases what is held."""
+        """The run is over, complete or not: always called last, even after an error. It releases resources."""
 
 
 class Observers(Observer):

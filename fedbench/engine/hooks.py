@@ -36,24 +36,24 @@ class HookError(Exception):
     """A hook of a method failed. The message names hook, place and input; the original error is the cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Through a pipe go the cause, which exceptions lose, and its traceback, as text."""
+        """Send the cause, which exceptions lose in a pipe, and its traceback as text."""
         cause = cast("Exception", self.__cause__)
         return _restored, (str(self), portable(cause), "".join(traceback.format_exception(cause)))
 
 
 @dataclass(frozen=True)
 class HookCaller:
-    """Calls hooks of `method` in a round, for `ids` [C]: clients that train together, or that a server speaks to."""
+    """Calls hooks of `method` in a round for `ids` [C], clients that train together or that share a server."""
 
     method: Method
     clock: Clock | None  # None: before the first round or after the last
     ids: Sequence[int] | Tensor
 
     def __call__(self, hook: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function`, which runs `hook`, returns.
+        """Return the result of `function`, which runs `hook`.
 
         Raises:
-            HookError: it raised an error, other than one that a user or the engine can act on.
+            HookError: it raised an error on which neither the user nor the engine can act.
         """
         try:
             return function(*args, **kwargs)
@@ -65,7 +65,7 @@ class HookCaller:
             raise HookError("\n  ".join(self._told(hook, function, args, error))) from error
 
     def client_view(self, hook: ClientHook, client: Client) -> Client:
-        """`client` as `hook` is given it: with its samples only if the method announced that the hook reads them."""
+        """Return `client` as `hook` gets it: with its samples only if the method announces that the hook reads them."""
         if hook == "draw" and client.on_host is not None:
             client = replace(client, message=cast("Tree", client.on_host))
         return client if hook in self.method.reads_data else replace(client, fetch=None, fetch_validation=None)
@@ -86,7 +86,7 @@ class HookCaller:
 
 
 def check_announced(method: Method) -> None:
-    """Refuse a method that announces what no engine would ever look up.
+    """Refuse a method that announces a hook which no engine looks up.
 
     Raises:
         UnknownName: `reads_data` names no client hook.
@@ -97,7 +97,7 @@ def check_announced(method: Method) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """`error`, or where it does not survive a pipe, one that tells its name and text."""
+    """Return `error`, or, if it cannot pass through a pipe, an error with its name and text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever its own code raises
@@ -113,7 +113,7 @@ def _restored(text: str, cause: Exception, trace: str) -> HookError:
 
 
 def _described(name: str, value: object) -> Iterator[str]:
-    """Names, types and shapes of all leaves in an argument, a line for each tree."""
+    """Return names, types and shapes of all leaves in an argument, with a line for each tree."""
     if isinstance(value, Client):
         yield from _described("message", value.message)
         yield from _described("memory", value.memory)
@@ -141,13 +141,13 @@ def _shape(leaf: Tensor) -> str:
 
 
 def check_selectors(method: Method, task: Task, where: str = "method") -> None:
-    """Refuse a method with a selector that finds nothing in the network; of a method inside, too.
+    """Refuse a method, or a method inside it, with a selector that finds nothing in the network.
 
-    A glob must match a leaf. Groups that the network lacks (@norm, @stats) may be named beside others, or where the
-    field says so; alone they would silently make the method another one.
+    A glob must match a leaf. Groups that the network lacks (@norm, @stats) are allowed together with others, or if the
+    field allows it; alone they would silently make the method another one.
 
     Raises:
-        ConfigError: names the field, and the leaves and groups that there are.
+        ConfigError: names the field, and the existing leaves and groups.
     """
     for field in dataclasses.fields(method):
         value, rule = getattr(method, field.name), field.metadata.get(SELECTS)

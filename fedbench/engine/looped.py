@@ -29,7 +29,7 @@ ScoredPart = tuple[Counted, list[Tensor]]  # counts on some samples; the scores 
 
 
 def total(each: Sequence[Counted], entries: int, device: torch.device) -> Counted:
-    """The sum of several counts; zeros without any."""
+    """Return the sum of several counts; zeros if there are none."""
     correct, tested = (torch.zeros(entries, dtype=torch.float64, device=device) for _ in range(2))
     for hits, seen in each:
         correct += hits
@@ -38,7 +38,7 @@ def total(each: Sequence[Counted], entries: int, device: torch.device) -> Counte
 
 
 def lay_out(work: Tree, layout: torch.memory_format) -> None:
-    """Put copies of the four-dimensional leaves of `work` into the dictionary, in `layout`."""
+    """Replace the four-dimensional leaves of `work` by copies in `layout`."""
     for name, leaf in work.items():
         if leaf.dim() == 4:  # contiguous() would leave weights of a single input channel as they are
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
@@ -55,7 +55,7 @@ class SharedScores:
         self.counts: dict[int, ScoredPart] = {}
 
     def of(self, model: Tree) -> dict[int, ScoredPart]:
-        """The counts of `model`, to be added to: those known if it is the very one asked for last, not a copy."""
+        """Return the counts of `model` for the caller to extend: known ones if it is the object of the last call."""
         same = model.keys() == self.model.keys() and all(
             (leaf.data_ptr(), leaf.shape, leaf.stride())
             == (self.model[name].data_ptr(), self.model[name].shape, self.model[name].stride())
@@ -115,7 +115,7 @@ class LoopedTrainer(Engine):
         return Outcome(upload, kept, loss, call("predict", self.count, client, model, score))
 
     def _worked(self, client: int, view: Client) -> tuple[Tree, Client, list[Tensor]]:
-        """(what the client's local training made, the client with its optimisers after it, losses of its steps)."""
+        """Return (the client's trained work, the client with its optimisers after training, losses of its steps)."""
         setup, method = self.setup, self.setup.method
         call = HookCaller(method, view.clock, [client])
         with torch.no_grad():
@@ -125,7 +125,7 @@ class LoopedTrainer(Engine):
         return work, view, self.descend(client, work, view, stages, "batches")
 
     def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: SharedScores) -> Counts:
-        """Scores of one client's personal model as received; `known` lives as long as message and memory."""
+        """Scores of one client's personal model as received; `known` is valid as long as message and memory."""
         call = HookCaller(self.setup.method, view.clock, [client])
         return call("predict", self.count, client, self.received(client, view), score, known)
 
@@ -150,7 +150,7 @@ class LoopedTrainer(Engine):
 
     @torch.enable_grad()
     def descend(self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str) -> list[Tensor]:
-        """Train `work`, and `view.optimizers`, in place through `stages`; the loss of every step that had one."""
+        """Train `work` and `view.optimizers` in place through `stages`; return the loss of every step that has one."""
         losses: list[Tensor] = []
         lay_out(work, self.filters)
         owned = self.setup.federation.indices("train", client)
@@ -173,7 +173,7 @@ class LoopedTrainer(Engine):
         return losses
 
     def _batches(self, owned: Tensor, order: Order, noise: Tree) -> Iterator[Batch]:
-        """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
+        """Yield the batch of each local step of a client with samples `owned`, some of them gathered at once."""
         federation = self.setup.federation
         noise = {name: sent(leaf, federation.device) for name, leaf in noise.items()}
         for begin in range(0, len(order), self.gathered_batches):
@@ -197,7 +197,7 @@ class LoopedTrainer(Engine):
 
     @property
     def filters(self) -> torch.memory_format:
-        """The layout of convolution weights while they are at work.
+        """The layout of convolution weights during training.
 
         On a CPU convolutions and pooling run up to 1.5 times as fast with channels last; networks with batch
         normalisation do not gain, and ResNet-18 loses.
@@ -207,7 +207,7 @@ class LoopedTrainer(Engine):
 
     @torch.no_grad()
     def count(self, client: int, model: Tree, score: Sequence[str], known: SharedScores | None = None) -> Counts:
-        """(correct, total) per class of `model` on each set in `score`, float64 [K], and what of scores is kept."""
+        """Return (correct, total) per class of `model` on each set in `score`, float64 [K], and the scores to keep."""
         setup = self.setup
         counts: dict[int, ScoredPart] = {} if known is None else known.of(model)
         parts = self.setup.scored.parts_of(client) if "global" in score else []
@@ -246,7 +246,7 @@ class LoopedTrainer(Engine):
 
     @torch.no_grad()
     def predict(self, model: Tree, x: Tensor) -> Tensor:
-        """What the method predicts with `model` for normalised samples x [n, ...]: scores [n, K]."""
+        """Return the method's scores [n, K] with `model` for normalised samples x [n, ...]."""
         model, at_once = self._laid_out(model)
         method, task = self.setup.method, self.setup.task
         if not len(x):
@@ -254,7 +254,7 @@ class LoopedTrainer(Engine):
         return torch.cat([method.predict(model, part, task) for part in x.split(at_once)])
 
     def _laid_out(self, model: Tree) -> tuple[Tree, int]:
-        """(`model` with its leaves laid out for scoring, the samples of a forward pass)."""
+        """Return (`model` with its leaves in the layout for scoring, number of samples of a forward pass)."""
         model = dict(model)
         lay_out(model, self.filters)
         convolves = any(leaf.dim() == 4 for leaf in model.values())
@@ -263,7 +263,7 @@ class LoopedTrainer(Engine):
 
 
 def moved(stage: Stage, work: Tree, task: Task) -> list[str]:
-    """Names of the leaves the optimiser moves in `stage`: selected, floating point, no statistics."""
+    """Names of the leaves that the optimiser moves in `stage`: selected, floating point, no statistics."""
     fixed = set(task.select(work, stage.fixed))
     return [
         name
@@ -275,7 +275,7 @@ def moved(stage: Stage, work: Tree, task: Task) -> list[str]:
 def step_once(
     stage: Stage, work: Tree, moves: Sequence[str], view: Client, batch: Batch, optimizer: Optimizer
 ) -> Tensor | None:
-    """One optimiser step on `work` in place; the loss, where the stage has one."""
+    """Make one optimiser step on `work` in place; return the loss, if the stage has one."""
     if stage.direction is not None:
         directions = stage.direction(work, view, batch)
         for name in directions.keys() - set(moves):
@@ -293,7 +293,7 @@ def step_once(
 
 
 def gather(each: Sequence[Outcome]) -> Outcome:
-    """Outcomes of single clients as one with a client axis."""
+    """Join outcomes of single clients into one with a client axis."""
     return Outcome(
         trees.stack([one.uploads for one in each]),
         trees.stack([one.memory for one in each]),

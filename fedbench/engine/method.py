@@ -44,7 +44,7 @@ class Method(Component, ABC):
 
     @property
     def unfit(self) -> Mapping[str, str]:
-        """What it cannot serve -> what it does that is not possible there, to follow its name.
+        """What the method cannot serve -> the reason, a phrase that follows the method's name.
 
         `modalities`: clients with several networks, see Cohort.by_modality; `regression`: a quantity, of which there
         are no classes.
@@ -54,7 +54,7 @@ class Method(Component, ABC):
     def shares(self, sizes: Tensor) -> Tensor | None:
         """The clients' weights in the server's average, up to a factor; `sizes` are their samples, float64 [N].
 
-        None if client models are no average of all clients' uploads.
+        None if client models are not an average of all clients' uploads.
         """
         return sizes
 
@@ -159,7 +159,7 @@ class Method(Component, ABC):
 
 
 def own_score(method: Method, protocol: ProtocolConfig) -> tuple[str, str]:
-    """What `protocol.score=own` stands for: `received`, `trained` or `both`, and why.
+    """Return the meaning of `protocol.score=own`: `received`, `trained` or `both`, and the reason.
 
     The rule follows the code of FedSaC and of pFedGraph (Ye et al.).
     """

@@ -30,7 +30,7 @@ ADAPTED = (1, 5)  # epochs of local adaptation after which they are scored, besi
 
 @dataclass(frozen=True, eq=False)
 class Unseen:
-    """Scores of the unseen clients by moment (received, 1, 5) and test set, and the reason for missing ones."""
+    """Scores of the unseen clients by moment (received, 1, 5) and test set, and reasons for missing ones."""
 
     tallies: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
     note: str = ""
@@ -41,7 +41,7 @@ class Newcomers:
     """The unseen clients of `whole`; its other clients are those of `seen`."""
 
     def __init__(self, whole: Setup, seen: Setup) -> None:
-        """The method begins with all clients: it refuses here, before training, one that it cannot serve."""
+        """Begin the method with all clients, so that it refuses, before training, a client that it cannot serve."""
         self.whole, self.seen = whole, seen
         self.ids = torch.arange(seen.federation.clients, whole.federation.clients)
         self._begun = [dict(zip(("server", "memory"), initial(each), strict=True)) for each in (seen, whole)]
@@ -50,9 +50,9 @@ class Newcomers:
     def score(self, state: State) -> Unseen:
         """Score the unseen clients with the looped engine, whichever engine trained the run.
 
-        As received is left out where that model depends on what the client itself would have filled: rows of the state
-        that are as they began, while others' moved. Lending it the rows of others then changes the model. A moment at
-        which a client's model has no finite scores is left out too: the run, which is over, is not lost by that.
+        The score as received is left out if that model depends on state that the client itself would fill: its rows are
+        still initial while others' rows moved, and lending it others' rows changes the model. A moment at which a
+        client's model has no finite scores is left out too, because the finished run stays valid.
         """
         whole, clock, sets = self.whole, Clock(state.round, self.whole.protocol.rounds), scored_sets(self.whole)
         try:
@@ -146,9 +146,9 @@ class Newcomers:
         return server, trees.take(memory, self.ids)
 
     def _rows(self, side: str, name: str, leaf: Tensor, *, lend: bool) -> Tensor:
-        """A leaf of the state with a row for each client, or with as many client axes as at the beginning.
+        """Return a leaf of the state with a row for each client, or with as many client axes as at the beginning.
 
-        `lend`: in their places the rows of others that moved and differ.
+        `lend`: unseen clients get the rows of other clients that moved and differ.
         """
         first, fresh = (begun[side][name].to(leaf) if name in begun[side] else leaf for begun in self._begun)
         if first.shape == fresh.shape or leaf.dim() != first.dim():
@@ -174,8 +174,8 @@ class Newcomers:
 def _adapted(setup: Setup, client: int, view: Client, epochs: int, score: Sequence[str]) -> Counts:
     """Counts of a client's model after `epochs` of its method's local work, from `start`.
 
-    That is the fine-tuning by which it is scored as received, if it has one that moves leaves, else its local training.
-    A stage of the training that is counted in iterations keeps them.
+    The work is the fine-tuning before scoring, if the method has one that moves leaves, else its local training.
+    Stages that count iterations keep their number.
     """
     method, local, clock = setup.method, setup.protocol.local, view.clock
     own = replace(setup, protocol=replace(setup.protocol, local=replace(local, epochs=epochs, iterations=None)))

@@ -24,9 +24,9 @@ KEPT = "optimizer"  # namespace, in a client's memory, of what its optimisers ke
 
 
 def kept_leaves(config: OptimizerConfig, params: Tree) -> Tree:
-    """What an optimiser over one client's `params` keeps from round to round, at its beginning; {} if nothing.
+    """Return the initial state that an optimiser over one client's `params` keeps between rounds; {} for none.
 
-    Leaves: MOMENT/NAME like params[NAME]; of Adam count [], steps so far.
+    Leaves: MOMENT/NAME like params[NAME]; for Adam also count [], the number of steps.
     """
     if config.state == "fresh":
         return {}
@@ -54,12 +54,12 @@ class _Rate(torch.optim.Optimizer):
         self.param_groups = [{"lr": 1.0}]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override] # its overloads return a loss
-        """Nothing: there are no parameters."""
+        """Do nothing, because there are no parameters."""
 
 
 @functools.lru_cache(maxsize=128)
 def factors(schedule: ScheduleConfig, total: int) -> Tensor:
-    """What the learning rate is multiplied by at each of the `total` rounds or steps of a run, float64 [total]."""
+    """Return the factors of the learning rate at each of the `total` rounds or steps of a run, float64 [total]."""
     warmup = min(schedule.warmup, total)
     rest = total - warmup
 
@@ -85,7 +85,7 @@ def factors(schedule: ScheduleConfig, total: int) -> Tensor:
 def round_factors(schedule: ScheduleConfig, clock: Clock, steps: int) -> Tensor:
     """`factors` at each of a client's `steps` local steps in the round of `clock`, float64 [steps].
 
-    What a method trains to prepare may stand behind the last round: it has the rates of that one.
+    Training in a method's preparation may come after the last round; it has the rates of the last round.
     """
     number = min(clock.round, clock.rounds - 1)
     if schedule.by == "round":
@@ -97,7 +97,7 @@ def round_factors(schedule: ScheduleConfig, clock: Clock, steps: int) -> Tensor:
 
 
 class Optimizer:
-    """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client's."""
+    """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Optimizer:
         kept: Tree | None = None,
         rates: Tensor | None = None,  # float64 [C], each client's in the place of the config's
     ) -> None:
-        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins."""
+        """Continue from `kept` (see `kept_leaves`), which it changes in place; without it, begin."""
         self.config = config
         self.lr: float | Tensor = config.lr if rates is None else rates  # of the next step: a schedule sets it
         self.params = list(params.values())
@@ -124,7 +124,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, grads: list[Tensor], active: int | None = None) -> None:
-        """One update in place; with a client axis, of the first `active` clients only.
+        """Make one update in place; with a client axis, only of the first `active` clients.
 
         The clients of a stack are ordered so that those still active come first and took every step so far.
         """
@@ -168,7 +168,7 @@ class Optimizer:
 
 
 def _factor(value: float | Tensor, params: list[Tensor]) -> Any:
-    """A number that depends on the step, or one for each client [C], as what leaves like `params` are scaled by."""
+    """Return a number of the step, or one for each client [C], in the form that scales leaves like `params`."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(params[0].dtype)
@@ -193,7 +193,7 @@ def fit(
     optimizer: OptimizerConfig,
     generator: torch.Generator,
 ) -> Tree:
-    """`steps` optimiser steps on `loss(params, generator)`, from `params`, which is left as it was.
+    """Make `steps` optimiser steps on `loss(params, generator)` from `params`, which stay unchanged.
 
     A loss that samples draws from `generator` (on the CPU), so that the result is a function of it. The optimiser's
     state lives for these steps only, as a client's does.

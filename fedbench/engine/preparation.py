@@ -31,7 +31,7 @@ class EnginePreparation(Preparation):
     late: Tensor | None = None  # the clients to prepare, where they are those that no round met; int64 [C]
     meter: Meter = field(default_factory=Meter)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    seconds: float = 0.0  # that earlier runs took for what this one did not make again
+    seconds: float = 0.0  # seconds that earlier runs took for cached results
 
     @property
     def seed(self) -> int:
@@ -98,7 +98,7 @@ class EnginePreparation(Preparation):
 def shared_key(code: Callable[..., object], given: Sequence[object]) -> str:
     """Return a key that changes with any of `given`, a tensor's device and content, with `code`, and with torch.
 
-    With the number of threads as well, on which the order of sums depends.
+    It also depends on the number of threads, which sets the order of sums.
     """
     made_by = source.digest([f"{code.__module__}:{code.__qualname__}"])
     digest = hashlib.sha256(f"{made_by} {torch.__version__} {torch.get_num_threads()}".encode())

@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class RoundContext:
-    """A round that is over: what crossed the network, and what the server has made of it."""
+    """A finished round: what crossed the network, and the server's state after it."""
 
     setup: Setup
     cohort: Cohort
@@ -45,10 +45,10 @@ class RoundContext:
 
     @cached_property
     def models(self) -> Tree:
-        """The network [C, ...] that each client has trained: of what it uploads, keeps, or was sent, in this order.
+        """Return each client's trained network [C, ...], from its upload, its memory or the message, in this order.
 
         Raises:
-            ConfigError: the method trains no single network a client.
+            ConfigError: the method does not train a single network on each client.
         """
         task = self.setup.task
         names = task.parameters | task.buffers
@@ -58,11 +58,11 @@ class RoundContext:
         return {name: known[name] for name in sorted(names)}
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random draws of a recorder's own, which no draw of the run depends on."""
+        """The recorder's own random generator, which affects no draw of the run."""
         return rng.torch_rng(self.setup.seed, f"{PREFIX}/{purpose}", self.round)
 
     def square(self, matrix: Tensor) -> np.ndarray:
-        """Values [..., C, C] between the cohort's clients as [..., N, N] between all; nan where one was absent."""
+        """Return values [..., C, C] between the cohort's clients as [..., N, N] between all; nan if one is absent."""
         count = self.setup.federation.clients
         found = np.full((*matrix.shape[:-2], count, count), np.nan)
         ids = self.cohort.ids.numpy()
@@ -72,7 +72,7 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Recorder(ABC):
-    """Looks after `rounds` completed rounds; with none given after every round if `always`, else after the last."""
+    """Records after `rounds` completed rounds; without them after every round if `always`, else after the last."""
 
     rounds: tuple[int, ...] = ()
 
@@ -85,15 +85,15 @@ class Recorder(ABC):
         """The arrays of this round, by part.
 
         Raises:
-            ConfigError: the method does not have what is looked for.
+            ConfigError: the method does not have what is recorded.
         """
 
     def fits(self, moment: RoundContext) -> None:
-        """Raise what `look` would, at less cost where looking is dear."""
+        """Raise the error that `look` would raise, at less cost if looking is expensive."""
         self.look(moment)
 
     def due(self, completed: int, rounds: int) -> bool:
-        """Whether to look after `completed` rounds of `rounds`."""
+        """Whether to record after `completed` rounds of `rounds`."""
         return completed in self.rounds if self.rounds else self.always or completed == rounds
 
     def key(self, part: str) -> str:
@@ -101,7 +101,7 @@ class Recorder(ABC):
         return f"{PREFIX}/{self.name}/{part}"
 
     def added(self, arrays: Arrays, moment: RoundContext) -> dict[str, np.ndarray]:
-        """`arrays` of a run with those of this round."""
+        """Return `arrays` of a run together with those of this round."""
         found = {**self.look(moment), ROUND: np.array(moment.round)}
         added = dict(arrays)
         for part, array in found.items():
@@ -110,7 +110,7 @@ class Recorder(ABC):
         return added
 
     def lacks(self, arrays: Arrays, completed: int, rounds: int) -> bool:
-        """Whether `arrays` of a run after `completed` rounds of `rounds` do not hold every round that was due."""
+        """Whether `arrays` of a run after `completed` rounds of `rounds` lack a round that is due."""
         wanted = {done for done in range(1, completed + 1) if self.due(done, rounds)}
         return not wanted <= set(np.asarray(arrays.get(self.key(ROUND), [])).tolist())
 
@@ -120,7 +120,7 @@ def check(recorder: Recorder, setup: Setup) -> None:
     """Try a recorder on two clients that have not trained.
 
     Raises:
-        ConfigError: it looks after a round that the run does not have, or for what method or clients do not have.
+        ConfigError: it records a round that the run does not have, or something that method or clients lack.
     """
     rounds = setup.protocol.rounds
     if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:

@@ -1,6 +1,6 @@
 """Schedules: which clients train in a round, and which samples a client sees at each local step.
 
-Keyed, so the same for every engine.
+They are keyed, so they are the same for every engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cohort(seed: int, clock: Clock, clients: int, size: int) -> Tensor:
 
 
 def _distinct(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """`size` numbers below `count`, sorted: the first distinct ones of a stream of draws, so each set is as likely."""
+    """Return `size` sorted numbers below `count`: the first distinct random draws, so all sets are equally likely."""
     chosen: dict[int, None] = {}
     while len(chosen) < size:
         chosen.update(dict.fromkeys(torch.randint(count, (size,), generator=generator).tolist()))
@@ -39,7 +39,7 @@ def _distinct(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def local_work(stage: Stage | None, local: LocalConfig) -> tuple[int | None, int | None]:
-    """(epochs, iterations) of a stage: its own if it names one, else the protocol's; one of them is None."""
+    """Return (epochs, iterations) of a stage: its own if it has one, else the protocol's; one of them is None."""
     if stage is not None and stage.iterations is not None:
         return None, stage.iterations
     if stage is not None and stage.epochs is not None:
@@ -48,7 +48,7 @@ def local_work(stage: Stage | None, local: LocalConfig) -> tuple[int | None, int
 
 
 def fallen_short(work: WorkConfig, seed: int, number: int, client: int) -> tuple[float, bool]:
-    """(share of its steps that a client does in round `number`, whether its upload arrives)."""
+    """Return (share of its steps that a client does in round `number`, whether its upload arrives)."""
     if work.partial == work.dropout == 0:
         return 1.0, True
     stops, lost = torch.rand(2, generator=torch_rng(seed, "work", number, client), dtype=torch.float64).tolist()
@@ -56,7 +56,7 @@ def fallen_short(work: WorkConfig, seed: int, number: int, client: int) -> tuple
 
 
 def part_of(count: int, share: float) -> int:
-    """`share` of `count` steps, rounded up."""
+    """Return `share` of `count` steps, rounded up."""
     return math.ceil(share * count - 1e-9)
 
 
@@ -64,7 +64,7 @@ def batches_an_epoch(size: int, local: LocalConfig) -> int:
     """Number of mini-batches of a client with `size` samples in an epoch.
 
     Raises:
-        ConfigError: short batches are left out, and there is no other.
+        ConfigError: short batches are left out, and the client has no other batch.
     """
     if local.drop_last:
         if size < local.batch_size:
@@ -83,7 +83,7 @@ def steps(size: int, local: LocalConfig, stage: Stage | None = None) -> int:
 
 
 def all_steps(sizes: Tensor, local: LocalConfig) -> Tensor:
-    """`steps` of clients with `sizes` samples [N], of the protocol's plain local work."""
+    """Return `steps` of the protocol's plain local work for clients with `sizes` samples [N]."""
     epochs, iterations = local_work(None, local)
     if iterations is not None:
         return torch.full_like(sizes, iterations)
@@ -93,9 +93,9 @@ def all_steps(sizes: Tensor, local: LocalConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Order:
-    """The mini-batches of S local steps; iterated, positions of each (int64 [<= batch]) among a client's samples.
+    """The mini-batches of S local steps; iteration gives positions (int64 [<= batch]) among a client's samples.
 
-    Kept in one piece: it is drawn on the host for every step of every client, and cut where it is used.
+    It is one tensor: the host draws it for every step of every client, and it is cut where it is used.
     """
 
     positions: Tensor  # int64 [sum of sizes], step after step
@@ -109,14 +109,14 @@ class Order:
         return iter(self.positions.split(self.sizes))
 
     def cut(self, begin: int, end: int) -> Order:
-        """The steps from `begin` to before `end`, or as many of them as there are."""
+        """Return the steps from `begin` to before `end`, as far as they exist."""
         first = sum(self.sizes[:begin])
         sizes = self.sizes[begin:end]
         return Order(self.positions[first : first + sum(sizes)], sizes)
 
 
 def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator, share: float = 1.0) -> Order:
-    """Of `size` samples: reshuffled each epoch, whose last batch is short or left out.
+    """Return the mini-batches of `size` samples, reshuffled in each epoch, whose last batch is short or left out.
 
     K iterations walk through epochs of the same kind until K steps are done; or `share` of all, the first ones.
     """

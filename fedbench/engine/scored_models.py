@@ -22,19 +22,19 @@ Sources = Tree  # leaves [N, ...] on the CPU; none before the first is noted
 
 
 def nothing_known(clients: int) -> Sources:
-    """The sources of the models of `clients` of whom none has a model that was scored."""
+    """Return the sources for `clients` of which none has a scored model yet."""
     return {"round": torch.full((clients,), -1)}
 
 
 def sources_of(message: Tree, memory: Tree, clock: Clock, count: int, *, trained: bool) -> Sources:
-    """The sources of the models of `count` clients at `clock`."""
+    """Return the sources of the models of `count` clients at `clock`."""
     tree = trees.join(message=message, memory=memory)
     home = {k: leaf[:1].cpu().expand(leaf.shape) if trees.is_shared(leaf) else leaf.cpu() for k, leaf in tree.items()}
     return {**home, "round": torch.full((count,), clock.round), "trained": torch.full((count,), trained)}
 
 
 def noted(known: Sources, ids: Tensor, fresh: Sources, clients: int) -> Sources:
-    """What is `known` of `clients` with the rows `fresh` [C] of clients `ids`."""
+    """Return the `known` sources of `clients`, with the rows `fresh` [C] of clients `ids`."""
     if len(ids) == clients:
         return fresh
     blank = {key: leaf.new_zeros(1, *leaf.shape[1:]).expand(clients, *leaf.shape[1:]) for key, leaf in fresh.items()}
@@ -42,7 +42,7 @@ def noted(known: Sources, ids: Tensor, fresh: Sources, clients: int) -> Sources:
 
 
 def reported_now(history: History, rule: str, average: str, *, per_client: bool) -> tuple[Tensor, Tensor]:
-    """(clients [N] whose number would now be read off the latest record, whether off their models after training)."""
+    """Return (clients [N] whose reported number now comes from the latest record, whether it is after training)."""
     test_set = history.test_sets()[0]
     places = history.report(test_set, rule, average, per_client).places[-1]
     candidates = history.candidates(test_set, rule)
@@ -52,7 +52,7 @@ def reported_now(history: History, rule: str, average: str, *, per_client: bool)
 
 
 def compact(sources: Sources) -> Tree:
-    """As it is stored: a leaf that all clients share has one row."""
+    """Return the form for storage: a leaf that all clients share has one row."""
     return {key: leaf[:1] if trees.is_shared(leaf) else leaf for key, leaf in sources.items()}
 
 
@@ -62,7 +62,7 @@ def restored(tree: Tree, clients: int) -> Sources:
 
 
 def model_of(setup: Setup, client: int, source: Tree) -> Tree:
-    """The model that was scored of `client`, from its row of sources: by the looped engine, so equal up to rounding."""
+    """Rebuild the scored model of `client` from its row of sources by the looped engine, equal up to rounding."""
     clock = Clock(int(source["round"]), setup.protocol.rounds)
     tree = setup.federation.placed(source)
     message, memory = trees.under(tree, "message"), trees.under(tree, "memory")

@@ -28,9 +28,9 @@ from fedbench.engine.trainer import Counts, Outcome, Trainer
 
 
 def joint_setup(setups: Sequence[Setup]) -> Setup:
-    """The clients of several setups, those of the first before those of the second, and so on.
+    """Return one setup of the clients of several setups, in the setups' order.
 
-    The setups are of one modality, and differ in their seeds, partitions and learning rates only.
+    The setups have one modality and differ only in their seeds, partitions and learning rates.
     """
     rates = tuple(each.protocol.optimizer.lr for each in setups)
     return replace(
@@ -54,7 +54,7 @@ class Request:
     score: tuple[str, ...] = ()
 
     def served_by(self, trainer: Trainer) -> Outcome:
-        """What `trainer` makes of it; of scoring only the counts.
+        """Return the answer of `trainer`; for scoring only the counts.
 
         Raises:
             Diverged: see Trainer.train.
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for requests that can be served as one."""
+        """A key that is equal for requests that can be served as one."""
         shapes = [
             tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in sorted(tree.items()))
             for tree in (self.message, self.memory)
@@ -75,7 +75,7 @@ class Request:
 
 
 def merged(requests: Sequence[Request], first: Sequence[int]) -> Request:
-    """Requests of one kind as one; `first`: the place of each one's client 0 in the joint setup."""
+    """Return requests of one kind as one; `first` has the place of each one's client 0 in the joint setup."""
     ids = torch.cat([request.ids + place for request, place in zip(requests, first, strict=True)])
     message, memory = (
         {name: torch.cat([tree[name] for tree in part]) for name in part[0]}
@@ -86,7 +86,7 @@ def merged(requests: Sequence[Request], first: Sequence[int]) -> Request:
 
 
 def split(outcome: Outcome, sizes: Sequence[int]) -> list[Outcome]:
-    """The outcome of a merged request as one for each of the requests, of `sizes` clients."""
+    """Split the outcome of a merged request into one for each request, of `sizes` clients."""
 
     def cut(leaf: Tensor) -> tuple[Tensor, ...]:
         return torch.split(leaf, list(sizes))
@@ -121,7 +121,7 @@ class Answer:
 
 
 class TrainerProxy(Trainer):
-    """The engine as one of several simulations sees it. Its clock leaves out what the others take."""
+    """The engine as one of several simulations sees it. Its clock leaves out the other simulations' time."""
 
     def __init__(self, own: Trainer, ask: Callable[[Request], Answer]) -> None:
         super().__init__(own.setup)
@@ -151,7 +151,7 @@ class TrainerProxy(Trainer):
 
 
 class SimulationThread(Generic[ResultT]):
-    """A simulation in a thread of its own, which moves only while `start`, `go_on` or `stop` waits for it."""
+    """A simulation in its own thread, which runs only while `start`, `go_on` or `stop` waits for it."""
 
     def __init__(self, work: Callable[[MakeProxy], ResultT]) -> None:
         self.request: Request | None = None  # what it waits for; None before its start and after its end
@@ -165,31 +165,31 @@ class SimulationThread(Generic[ResultT]):
         self._going = False
 
     def start(self) -> None:
-        """Let it run until it asks for the first time, or ends. Raises what interrupts it, but for `Stopped`."""
+        """Run it until its first request or its end. Raises its interruptions, except `Stopped`."""
         self._going = True
         self._thread.start()
         self._listen()
         self._raise_interruption()
 
     def go_on(self, answer: Answer) -> None:
-        """Let it run until it asks again, or ends. Raises what interrupts it, but for `Stopped`."""
+        """Run it until its next request or its end. Raises its interruptions, except `Stopped`."""
         self._answers.put(answer)
         self._listen()
         self._raise_interruption()
 
     def stop(self) -> None:
-        """Interrupt it where it asks next, and wait for its end."""
+        """Interrupt it at its next request, and wait for its end."""
         while self._going:
             self._answers.put(Answer(KeyboardInterrupt()))
             self._listen()
 
     @property
     def stopped(self) -> Stopped | None:
-        """How a signal ended it, after a round of its own."""
+        """The `Stopped` with which a signal ended it after a round, or None."""
         return self._error if isinstance(self._error, Stopped) else None
 
     def result(self) -> ResultT | Exception:
-        """What it ended with."""
+        """Its result."""
         return self._error if isinstance(self._error, Exception) else self._results[0]
 
     def _listen(self) -> None:
@@ -231,16 +231,16 @@ log = logging.getLogger("fedbench")
 def together(
     works: Sequence[Callable[[MakeProxy], ResultT]], joint: Callable[[Sequence[Setup]], Trainer]
 ) -> list[ResultT | Exception]:
-    """Run all simulations to their ends, alike requests as one; the result of each, or the error that ended it.
+    """Run all simulations to their ends, with equal requests as one; return each one's result, or its error.
 
-    A work runs a simulation on the proxy that `MakeProxy` makes of its engine. Requests are alike that ask for the same
-    at the same round. The one furthest behind goes first, so simulations that began apart meet. A joint request that
-    fails is served again one by one, so that an error ends only its own simulation. `joint` makes the engine for all of
-    the setups, once, when every simulation has asked for the first time.
+    A work runs a simulation on the proxy that `MakeProxy` makes of its engine. Requests are equal if they ask for the
+    same at the same round. The simulation furthest behind goes first, so simulations that began apart meet. A failing
+    joint request is served again one by one, so that an error ends only its own simulation. `joint` makes the engine
+    for all setups, once, when every simulation has made its first request.
 
     Raises:
-        Stopped: a signal was held back, and each simulation has ended after a round of its own.
-        KeyboardInterrupt: one was interrupted at once, and so all were.
+        Stopped: a signal was held back, and each simulation has ended after its round.
+        KeyboardInterrupt: one was interrupted at once, so all are.
     """
     threads = [SimulationThread(work) for work in works]
     shared = _Shared(threads, joint)
@@ -277,7 +277,7 @@ class _Shared(Generic[ResultT]):
             self._trainer.close()
 
     def answers(self, group: Sequence[SimulationThread[ResultT]]) -> Iterator[Answer]:
-        """An answer for each of the group, which waits for the same: served as one, or else one by one."""
+        """Return an answer for each of a group with equal requests, served as one or else one by one."""
         begin = time.perf_counter()
         outcomes = self._as_one(group) if len(group) > 1 else None
         if outcomes is not None:
@@ -322,7 +322,7 @@ class _Shared(Generic[ResultT]):
 
 
 def _furthest_behind(waiting: Sequence[SimulationThread[ResultT]]) -> list[SimulationThread[ResultT]]:
-    """Those whose requests are alike to that of the earliest round; a round is scored before the next one trains."""
+    """Return those with the request of the earliest round; a round is scored before the next one trains."""
     requests = {each: each.request for each in waiting if each.request is not None}
     first = min(requests.values(), key=lambda request: (request.clock.round, request.training))
     return [each for each, request in requests.items() if request.kind == first.kind]

@@ -49,7 +49,7 @@ class ScoredSets:
         return tuple(tests[labels == label] for label in range(self.federation.classes))
 
     def parts_of(self, client: int) -> list[int]:
-        """Places in `parts` of those that a client is scored on."""
+        """Places in `parts` of the parts that a client is scored on."""
         return self.classes(client).nonzero().flatten().tolist() if self.by_class else [0]
 
     def classes(self, client: int) -> Tensor:
@@ -65,7 +65,7 @@ class ScoredSets:
         return torch.cat(parts) if parts else self.federation.global_test[:0]
 
     def most(self, name: str) -> int:
-        """Samples of set `name` that a client has at most."""
+        """The largest number of samples of set `name` on a client."""
         sizes = self.federation.sets[name].sizes if name != "global" else [len(self.federation.global_test)]
         return int(max(sizes))
 
@@ -129,10 +129,10 @@ class Setup:
     members: int = 0  # clients of this part's modality; 0: all clients
 
     def __post_init__(self) -> None:
-        """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
+        """Refuse a method that selects leaves which the network lacks, or names hooks that do not exist.
 
         Raises:
-            ConfigError: or the method is unfit for what is predicted, or for clients whose networks differ.
+            ConfigError: also if the method is unfit for the target, or for clients whose networks differ.
         """
         if not self.members:  # the method was checked with all modalities
             check_selectors(self.method, self.task)
@@ -150,7 +150,7 @@ class Setup:
 
     @property
     def modalities(self) -> tuple[Setup, ...]:
-        """The setup of each modality: this one, where all are alike."""
+        """The setup of each modality, or this one if there is one modality."""
         return self.parts or (self,)
 
     def modality_of(self, client: int) -> Setup:
@@ -162,7 +162,7 @@ class Setup:
         """The setup of the clients that rounds may meet: all but the last `protocol.unseen`.
 
         Raises:
-            ConfigError: of no client, or of none of a modality.
+            ConfigError: there is none, or none of a modality.
         """
         if not self.protocol.unseen:
             return self
@@ -174,7 +174,7 @@ class Setup:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """The seeds of the runs whose clients these are."""
+        """The seeds of the runs that have these clients."""
         return self.seeds or (self.seed,)
 
     @property
@@ -184,16 +184,16 @@ class Setup:
 
     @property
     def at_once(self) -> int:
-        """Clients of a round, at most."""
+        """The largest number of clients of a round."""
         cohort = len(self.runs) * self.protocol.cohort_size(self.run_clients)
         return min(self.members, cohort) if self.members else cohort
 
     def seed_of(self, client: int) -> int:
-        """What keys the client's randomness, beside its id: the seed of its run."""
+        """The seed of the client's run, which keys its randomness together with its id."""
         return self.runs[client // self.run_clients]
 
     def lr_of(self, client: int, clock: Clock | None = None) -> float:
-        """The protocol's learning rate for `client`: that of its run; at `clock` the mean over its plain steps."""
+        """The protocol's learning rate for `client`, which is its run's; at `clock` the mean over its plain steps."""
         rate = self.rates[client // self.run_clients] if self.rates else self.protocol.optimizer.lr
         schedule = self.protocol.optimizer.schedule
         if clock is None or not schedule.moves:
@@ -204,7 +204,7 @@ class Setup:
     def scheduled_rates(self, client: int, stage: Stage, clock: Clock, purpose: str) -> Tree:
         """Learning rates at each local step of a stage, float64 [S]: `own` of its optimiser, `plain` of `client.lr`.
 
-        {} where no schedule moves them. A schedule is of rounds: a client that is tuned to be scored has full rates.
+        It is {} without a schedule. A schedule covers rounds, so fine-tuning before scoring has full rates.
         """
         config = stage.optimizer_or(self.protocol.optimizer)
         if not config.schedule.moves:
@@ -215,12 +215,12 @@ class Setup:
         return {"own": own * times, "plain": plain * times}
 
     def steps(self, client: int, clock: Clock | None = None) -> int:
-        """Local steps of the protocol's plain local work on `client`; at `clock` as many as it does in that round."""
+        """Local steps of the protocol's plain local work on `client`; at `clock` the number done in that round."""
         count = schedule.steps(self.federation.size(client), self.protocol.local)
         return count if clock is None else schedule.part_of(count, self.falls_short(client, clock)[0])
 
     def falls_short(self, client: int, clock: Clock) -> tuple[float, bool]:
-        """(share of its steps that `client` does in the round of `clock`, whether its upload arrives)."""
+        """Return (share of its steps that `client` does in the round of `clock`, whether its upload arrives)."""
         key = self.seed_of(client), clock.round, self.federation.ids[client]
         return schedule.fallen_short(self.protocol.work, *key)
 
@@ -251,7 +251,7 @@ class Setup:
         return sum(trees.row_bytes(leaves) * len(ids[chosen]) for chosen, leaves in parts)
 
     def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
-        """The mini-batches of one client's stage in the round of `clock`, whatever the server sent."""
+        """The mini-batches of one client's stage in the round of `clock`, which do not depend on the message."""
         keys = (clock.round, self.federation.ids[client], stage.order)
         generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
         share = self.falls_short(client, clock)[0] if purpose == "batches" else 1.0
@@ -269,13 +269,13 @@ class Setup:
 
     @cached_property
     def augmentations(self) -> tuple[Augmentation, ...]:
-        """What the protocol does to training images."""
+        """The protocol's transforms of training images."""
         if self.protocol.augment:
             self.federation.require_images("protocol.augment changes")
         return augmentations(self.protocol.augment)
 
     def augmented(self, x: Tensor, noise: Tree) -> tuple[Tensor, Tree]:
-        """(samples [..., B, C, H, W] of a local step augmented by this step's `noise`, the method's part of it)."""
+        """Return (samples [..., B, C, H, W] of a local step augmented by its `noise`, the method's part of it)."""
         if not self.augmentations:
             return x, noise
         drawn = trees.part(noise, "augment")
@@ -309,7 +309,7 @@ class Setup:
 
 
 def check_fits(method: Method, modalities: int, *, regression: bool) -> None:
-    """Refuse a method that cannot serve clients of so many modalities, or predict a quantity.
+    """Refuse a method that cannot serve clients of several modalities, or cannot predict a quantity.
 
     Raises:
         ConfigError: with the reason, and the methods that can.
@@ -368,7 +368,7 @@ def assemble(
 def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
 ) -> Setup:
-    """The setup of the clients of `task`, whose samples each of `federations` has in one modality's view.
+    """The setup of the clients of `task`; each of `federations` has their samples in one modality's view.
 
     Raises:
         ConfigError: the clients of a modality are all unseen.
@@ -390,7 +390,7 @@ def joined(
 
 @torch.no_grad()
 def first_round_inputs(setup: Setup, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
-    """(message, memory) of clients `ids` [C] as a first round without any preparation has them."""
+    """Return (message, memory) of clients `ids` [C] in a first round without any preparation."""
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
     return setup.method.send(server, setup.cohort(ids, clock)), trees.clone(memory)

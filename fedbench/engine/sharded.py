@@ -43,7 +43,7 @@ TRIES = 3  # of a part of a round whose actor dies each time
 
 
 def packed(tree: Mapping[str, Tensor]) -> Packed:
-    """`tree` in contiguous arrays of bytes."""
+    """Return `tree` in contiguous arrays of bytes."""
     return {
         name: (leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), leaf.dtype, tuple(leaf.shape))
         for name, leaf in tree.items()
@@ -51,7 +51,7 @@ def packed(tree: Mapping[str, Tensor]) -> Packed:
 
 
 def unpacked(tree: Packed) -> Tree:
-    """The inverse of `packed`; the arrays that came are read-only, the leaves are copies."""
+    """The inverse of `packed`; received arrays are read-only, leaves are copies."""
     return {
         name: torch.frombuffer(array.copy(), dtype=dtype).view(shape) if array.size else torch.empty(shape, dtype=dtype)
         for name, (array, dtype, shape) in tree.items()
@@ -70,8 +70,8 @@ class ActorOrder:
     training: bool
     rows: tuple[int, ...]  # of the cohort
     ids: Tensor
-    message: Packed  # the leaves [c, ...] of it that differ between clients
-    memory: dict[int, Packed]  # client -> leaves that the actor has not got
+    message: Packed  # its leaves [c, ...] that differ between clients
+    memory: dict[int, Packed]  # client -> leaves that the actor lacks
     kept: tuple[str, ...]  # names of all leaves of a memory that differ between clients
     clock: Clock
     score: tuple[str, ...]
@@ -144,13 +144,13 @@ class Shard:
 
 
 class RayTrainer(Trainer):
-    """Deals the clients of a round to actors of Ray; an actor that dies is replaced, and its part done again."""
+    """Deals the clients of a round to Ray actors; if an actor dies, a new one does its part again."""
 
     def __init__(self, setup: Setup, config: HardwareConfig, pick: PickTrainer) -> None:
-        """Start as many actors as `config.workers` (0: one a GPU, or where there is none, one a core).
+        """Start `config.workers` actors (0: one for each GPU, without GPUs one for each core).
 
         Raises:
-            ConfigError: Ray is not there, has not so many GPUs, or runs other code or has other data on a machine.
+            ConfigError: Ray is missing or has too few GPUs, or a machine has other code or data.
         """
         super().__init__(setup)
         opened = ExitStack()
@@ -176,7 +176,7 @@ class RayTrainer(Trainer):
             self._check(actor)
 
     def close(self) -> None:
-        """End the actors, and Ray if it was started here."""
+        """End the actors, and Ray if it is started here."""
         self._end()
 
     def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
@@ -186,7 +186,7 @@ class RayTrainer(Trainer):
         return self._together(ids, message, memory, clock, score, training=False).counts
 
     def _check(self, actor: Any) -> None:
-        """Refuse an actor that cannot begin, or has other code or data than this process."""
+        """Refuse an actor that cannot begin, or whose code or data differ from this process's."""
         try:
             found = self._ray.get(actor.known.remote())
         except self._ray.exceptions.RayError as error:
@@ -241,7 +241,7 @@ class RayTrainer(Trainer):
         )
 
     def _dealt(self, ids: Tensor, *, stays: bool) -> dict[int, list[int]]:
-        """Rows of the cohort for each actor: clients with a memory `stay` where it is, others by their samples."""
+        """Return each actor's rows of the cohort: clients `stay` where their memory is, others are dealt by samples."""
         count = len(self._actors)
         if stays:
             dealt = [(ids % count == place).nonzero().flatten().tolist() for place in range(count)]
@@ -252,7 +252,7 @@ class RayTrainer(Trainer):
     def _lacking(
         self, place: int, ids: Tensor, rows: Sequence[int], kept: Tree
     ) -> tuple[dict[int, Packed], dict[tuple[int, str], bytes]]:
-        """Of the memories of `rows`, what actor `place` has not got, by client, and its hashes."""
+        """Return the memories of `rows` that actor `place` lacks, by client, and their hashes."""
         lacking: dict[int, Packed] = {}
         marks = {}
         for row in rows:
@@ -264,7 +264,7 @@ class RayTrainer(Trainer):
         return lacking, marks
 
     def _answer(self, place: int, promised: Any) -> Any:
-        """What an actor answers; None if it died, and another stands in its place."""
+        """Return an actor's answer; None if it died and a new one replaces it."""
         begin = time.perf_counter()
         try:
             return self._ray.get(promised)
@@ -287,7 +287,7 @@ class RayTrainer(Trainer):
 
 
 def _parted(tree: Tree) -> tuple[Tree, Tree]:
-    """(leaves that all clients share, without the client axis; the others)."""
+    """Return (leaves that all clients share, without the client axis; the others)."""
     same = {name: leaf[0] for name, leaf in tree.items() if trees.is_shared(leaf)}
     return same, {name: leaf for name, leaf in tree.items() if name not in same}
 

@@ -40,7 +40,7 @@ from fedbench.sample_metrics import measure
 
 
 def initial(setup: Setup) -> tuple[Tree, Tree]:
-    """(server, clients' memory [N, ...]) as the method begins, on the device; one row of all clients stays one."""
+    """Return the initial (server, clients' memory [N, ...]) on the device; a row of all clients stays one row."""
     call = HookCaller(setup.method, None, ())
     key = rng.torch_rng(setup.seed, "init")
     server, memory = call("init", setup.method.init, setup.task, setup.population, key)
@@ -64,7 +64,7 @@ def scored_sets(setup: Setup, completed: int | None = None) -> tuple[str, ...]:
 
 
 def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
-    """Counts per class [C, K] of clients `ids` as counts per client, by the protocol's weighting of the global set."""
+    """Return counts per client from counts per class [C, K] of clients `ids`, with the protocol's weighting."""
     found: dict[str, Tally] = {}
     for name in scored_sets(setup):
         if name not in counts:
@@ -82,7 +82,7 @@ def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
 
 
 def measured(setup: Setup, name: str, tally: Tally, ids: Tensor) -> dict[str, Measured]:
-    """The protocol's metrics of scores of the clients `ids` [C] on the set `name`; none where no scores were kept."""
+    """The protocol's metrics of scores of the clients `ids` [C] on the set `name`; none if no scores are kept."""
     if tally.outputs is None:
         return {}
     own, scored = name.removeprefix(TRAINED), setup.scored
@@ -120,7 +120,7 @@ def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
 
 
 def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int) -> dict[str, Tally]:
-    """Scores after training of all `clients`: those of `ids` are `fresh`, the others keep what is `known` of them."""
+    """Return scores after training of all `clients`: `fresh` ones of `ids`, and the `known` ones of the others."""
     merged: dict[str, Tally] = {}
     for name, tally in fresh.items():
         parts = {part: getattr(tally, part) for part in PARTS if getattr(tally, part) is not None}
@@ -132,7 +132,7 @@ def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, 
 
 
 def competing(trained: Mapping[str, Tally], received: Mapping[str, Tally]) -> dict[str, Tally]:
-    """Scores after training for a record that also has those as `received`: by names of their own.
+    """Return scores after training, under their own names, for a record that also has those as `received`.
 
     A client that has not trained yet counts with its model as received.
     """
@@ -148,11 +148,11 @@ class State:
 
     server: Tree
     memory: ClientMemory
-    optimizers: ClientMemory  # of `memory`, what clients' optimisers keep from round to round
+    optimizers: ClientMemory  # like `memory`, the state that clients' optimisers keep between rounds
     round: int = 0  # rounds completed
     bytes_up: int = 0
     bytes_down: int = 0
-    prepared: tuple[int, int] = (0, 0)  # bytes up and down of these that the method's preparation took
+    prepared: tuple[int, int] = (0, 0)  # bytes up and down of the method's preparation, included in the above
     seconds: dict[str, float] = field(default_factory=dict)
     scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def load_state(path: Path, key: str, device: torch.device) -> State:
 
 
 def models(state: State) -> Tree:
-    """The server's state, every client's memory [N, ...], and what the scored models were made of."""
+    """Return the server's state, every client's memory [N, ...], and the sources of the scored models."""
     return trees.join(server=state.server, memory=state.memory, scored=compact(state.scored))
 
 
@@ -245,20 +245,20 @@ EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this
 
 
 def scored_together(setup: Setup, state: State) -> tuple[Tensor, ...]:
-    """All clients in the groups that are sent messages at once to be scored: ids [C] each."""
+    """Yield all clients in the groups that get their messages together for scoring: ids [C] each."""
     at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
     return tuple(setup.everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))))
 
 
 @torch.no_grad()
 def received(setup: Setup, state: State, ids: Tensor) -> tuple[Tree, Tree]:
-    """(message, memory) of the clients `ids` [C], one of those groups, as they are scored now: leaves [C, ...]."""
+    """Return (message, memory), leaves [C, ...], with which the clients `ids` [C] of such a group are scored now."""
     cohort = setup.cohort(ids, Clock(state.round, setup.protocol.rounds), "evaluate")
     return message_to(setup, state, cohort), state.memory.take(ids)
 
 
 def message_to(setup: Setup, state: State, cohort: Cohort) -> Tree:
-    """What the server sends to the clients of a cohort [C, ...]."""
+    """Return the server's messages to the clients of a cohort [C, ...]."""
     method = setup.method
     return HookCaller(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
 
@@ -302,7 +302,7 @@ class Simulation:
 
     @torch.no_grad()
     def _optimizers(self, state: State) -> Tree:
-        """What the optimisers of every client keep [N, ...], in every stage of any round, at the beginning."""
+        """Return the initial optimiser states [N, ...] of all clients for every stage of any round."""
         setup, method, rounds = self.setup, self.setup.method, self.setup.protocol.rounds
         if setup.protocol.optimizer.state == "fresh":
             return {}
@@ -388,7 +388,7 @@ class Simulation:
 
     @torch.no_grad()
     def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
-        """Keep what clients keep; the server hears from those whose upload arrives, and else goes on as it was."""
+        """Store the clients' memory, and let the server aggregate the uploads that arrive, if any."""
         arrived = torch.tensor([self.setup.falls_short(client, cohort.clock)[1] for client in cohort.ids.tolist()])
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, trees.without(outcome.memory, KEPT))
@@ -405,7 +405,7 @@ class Simulation:
 
     @torch.no_grad()
     def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
-        """Let the recorders that are due add to the run's arrays."""
+        """Let the due recorders add to the run's arrays."""
         due = [each for each in self.recorders if each.due(state.round, self.setup.protocol.rounds)]
         memory = trees.without(outcome.memory, KEPT)
         moment = RoundContext(self.setup, cohort, message, memory, outcome.uploads, state.server)
@@ -422,7 +422,7 @@ class Simulation:
 
     @torch.no_grad()
     def score(self, state: State) -> dict[str, Tally]:
-        """Score every client's personal model as received, and the global model where there is one."""
+        """Score every client's personal model as received, and the global model if there is one."""
         setup = self.setup
         clock = Clock(state.round, setup.protocol.rounds)
         sets = scored_sets(setup, state.round)
@@ -455,9 +455,9 @@ class Simulation:
         self.observer.record(record)
 
     def _keep_sources(self, state: State) -> None:
-        """Note what the models are made of whose numbers would now be reported.
+        """Note the sources of the models whose numbers would now be reported.
 
-        Not of models as received after the last round, which are made of the final state; nor for a mean of rounds.
+        Models as received after the last round come from the final state and need none; nor does a mean of rounds.
         """
         setup, protocol = self.setup, self.setup.protocol
         last = protocol.report == "last"

@@ -49,7 +49,7 @@ class Chunk:
     memory: Tree
     optimizers: Tree  # see Client
     on_host: list[trees.OnHost]  # see Client
-    dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
+    dims: dict[str, int | None]  # axis of each message leaf: 0, or None for a shared leaf
     sizes: Tensor
     steps: Tensor
     rates: Tensor | None  # float64, learning rates; None: the protocol's for all
@@ -66,9 +66,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every mini-batch of a chunk's stage; S: steps of the client with most, if not more."""
+    """Every mini-batch of a chunk's stage; S is at least the number of steps of the client with most steps."""
 
-    active: list[int]  # clients that still train at each step that one takes: always the first rows
+    active: list[int]  # number of clients that still train at each step: always the first rows
     full: list[bool]  # whether no active client's batch is short at that step
     indices: Tensor  # int64 [C, S, B] into the data set
     mask: Tensor  # bool [C, S, B]
@@ -83,7 +83,7 @@ class BatchPlan:
         steps: int = 0,
         width: int = 0,
     ) -> BatchPlan:
-        """What clients `ids` have drawn, in the same order, those with most steps first.
+        """Return the draws of clients `ids`, in that order, with those with most steps first.
 
         Its tensors have room for `steps` steps of `width` samples at least.
         """
@@ -103,7 +103,7 @@ class BatchPlan:
 
 
 def _stacked(leaves: Sequence[Tensor], steps: int) -> Tensor:
-    """Leaves [S_k, ...] of clients as one [C, steps, ...], zeros at the end of each."""
+    """Join clients' leaves [S_k, ...] into [C, steps, ...] with zeros at the end of each."""
     whole = leaves[0].new_zeros(len(leaves), steps, *leaves[0].shape[1:])
     for row, leaf in zip(whole, leaves, strict=True):
         row[: len(leaf)] = leaf
@@ -111,7 +111,7 @@ def _stacked(leaves: Sequence[Tensor], steps: int) -> Tensor:
 
 
 def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ragged index lists as (indices [C, n] padded with the first sample, mask [C, n])."""
+    """Return ragged index lists as (indices [C, n] padded with the first sample, mask [C, n])."""
     mask = pad_sequence([torch.ones_like(i, dtype=torch.bool) for i in lists], batch_first=True)
     return pad_sequence(list(lists), batch_first=True), mask
 
@@ -131,7 +131,7 @@ class Program:
     chunk: Chunk
     work: Tree  # leaves [C, ...], trained in place
     plan: BatchPlan
-    kept: Tree  # what its optimiser goes on from, leaves [C, ...], moved in place; {}: it begins
+    kept: Tree  # the state that its optimiser continues from, leaves [C, ...], changed in place; {}: it begins
 
     def __post_init__(self) -> None:
         self.hook = self.stage.hook
@@ -139,7 +139,7 @@ class Program:
         self.total = torch.zeros_like(self.chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
     def begin(self) -> Self:
-        """At the first step."""
+        """Set up the first step."""
         self.at = torch.zeros(1, dtype=torch.int64, device=self.total.device)  # the step that comes next
         config = self.stage.optimizer_or(self.stacking.setup.protocol.optimizer)
         rates = self.chunk.rates if self.stage.lr is None and self.stage.optimizer is None else None
@@ -148,7 +148,7 @@ class Program:
         return self
 
     def run(self) -> None:
-        """All steps, each of the clients that are active."""
+        """Run all steps, each of the active clients."""
         self.begin()
         for active, full in zip(self.plan.active, self.plan.full, strict=True):
             self.step(active, full=full)
@@ -179,7 +179,7 @@ class Program:
     def _gradient(
         self, client: Client, params: Tree, rest: Tree, x: Tensor, y: Tensor, mask: Tensor | None, noise: Tree
     ) -> tuple[Tree, Tree, Tensor]:
-        """(gradient of the leaves that move, new values of others that changed, loss) of one client's batch."""
+        """Return (gradient of the moving leaves, new values of other changed leaves, loss) of one client's batch."""
         batch = Batch(x, y, mask, noise)
         if self.stage.direction is not None:
             found = self.stage.direction({**params, **rest}, client, batch)
@@ -212,7 +212,7 @@ class Program:
         )
 
     def state(self) -> Tree:
-        """What the steps go on from beside what they train, by name."""
+        """All other state that the steps continue from, by name."""
         optimizer = self.optimizer
         if self.kept:
             return {"at": self.at, "total": self.total}
@@ -221,7 +221,7 @@ class Program:
         return {"at": self.at, "total": self.total, **counts, **trees.join(moments=leaves)}
 
     def over(self, inputs: Tree, state: Tree | None = None) -> Program:
-        """The same program on other tensors; without `state` at its beginning."""
+        """Return the same program on other tensors; without `state` it is at its beginning."""
         own = trees.part(inputs, "own")
         message, memory = trees.under(inputs, "message"), trees.under(inputs, "memory")
         sizes, steps, rates = own["sizes"], own["steps"], own.get("rates")
@@ -239,7 +239,7 @@ class Program:
 
 
 def copy_all(targets: Tree, sources: Tree) -> None:
-    """Write `sources` into the leaves of `targets` of the same names; those of one type at once."""
+    """Write `sources` into the leaves of `targets` with the same names, all leaves of one type at once."""
     for dtype in {leaf.dtype for leaf in targets.values()}:
         names = [name for name, leaf in targets.items() if leaf.dtype == dtype]
         torch._foreach_copy_([targets[name] for name in names], [sources[name] for name in names])
@@ -262,7 +262,7 @@ log = logging.getLogger("fedbench")
 
 
 class Replayed:
-    """The stage of a chunk of one size, round after round."""
+    """A captured stage of chunks of one size, replayed round after round."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -313,10 +313,10 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Unread(Clock):
-    """The clock while a step is captured: what a loss reads there would be the same in every later round."""
+    """The clock while a step is captured; a loss must not read it, because later rounds would get the same value."""
 
     def __getattribute__(self, name: str) -> Any:
-        """As any object's; but the round raises RuntimeError."""
+        """Return any attribute; `round` raises RuntimeError."""
         if name == "round":
             raise RuntimeError(
                 "it reads the round; let `draw` put values that depend on the round into the batch's noise"
@@ -325,7 +325,7 @@ class Unread(Clock):
 
 
 def rows_for(active: int, clients: int) -> int:
-    """Rows of the program that serves a step of `active` clients of a chunk: a few more, so that sizes are few."""
+    """Return the program's rows for a step of `active` clients of a chunk, rounded up so that there are few sizes."""
     rows = clients
     while (fewer := int(NARROWER * rows)) >= active:
         rows = fewer
@@ -333,14 +333,14 @@ def rows_for(active: int, clients: int) -> int:
 
 
 def _take_out(own: Program, given: Program, begin: int, end: int) -> None:
-    """Copy what rows `begin` to `end` were trained to."""
+    """Copy the trained values of rows `begin` to `end`."""
     totals = {"total": given.total}, {"total": own.total}
     for target, source in (totals, (given.work, own.work), (given.kept, own.kept)):
         copy_all(*({name: leaf[begin:end] for name, leaf in tree.items()} for tree in (target, source)))
 
 
 def _alike(one: Program, other: Program) -> bool:
-    """Whether two programs differ in nothing but the values of their tensors."""
+    """Whether two programs differ only in the values of their tensors."""
     kinds = [{name: (leaf.shape, leaf.dtype) for name, leaf in each.inputs().items()} for each in (one, other)]
     return kinds[0] == kinds[1] and one.chunk.dims == other.chunk.dims and _same(one.stage, other.stage)
 
@@ -379,7 +379,7 @@ class StackedTrainer(Engine):
     """Trains chunks of clients as rows of one program."""
 
     def __init__(self, setup: Setup, chunk: int, capture: Capture | None = None) -> None:
-        """`chunk`: clients trained at once; `capture`: of steps that are to be replayed, None: none are."""
+        """`chunk`: clients trained at once; `capture` captures steps for replay, None: no capture."""
         super().__init__(setup)
         self.chunk = chunk
         gathers = "loss" in setup.method.reads_data  # all samples, each round others
@@ -387,7 +387,7 @@ class StackedTrainer(Engine):
         self._replayed: dict[tuple[str, int, int], Replayed] = {}
 
     def forget(self) -> None:
-        """Give up the captured programs, which are kept from round to round."""
+        """Drop the captured programs, which are kept between rounds."""
         self._replayed.clear()
 
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
@@ -439,7 +439,7 @@ class StackedTrainer(Engine):
         return total / sent(count, total.device)
 
     def _plan(self, chunk: Chunk, stage: Stage, purpose: str) -> BatchPlan:
-        """The mini-batches that the clients of `chunk` draw; to be replayed, with room for any round's."""
+        """Return the mini-batches that the clients of `chunk` draw; for replay, with room for those of any round."""
         setup = self.setup
         views = ((client, self.view(chunk, row)) for row, client in enumerate(chunk.ids))
         drawn = list[Drawn]()
@@ -475,7 +475,7 @@ class StackedTrainer(Engine):
     ) -> Outcome:
         """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`.
 
-        Those that do a part of their steps are in chunks of their own, in each of which the first have most steps.
+        Clients that do a part of their steps have separate chunks, so that in each chunk the first have most steps.
         """
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
@@ -502,7 +502,7 @@ class StackedTrainer(Engine):
         return Outcome(merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts)
 
     def _fitting(self, order: Tensor, run: Callable[[Tensor], Outcome]) -> list[Outcome]:
-        """`run` on the rows in `order`, chunk by chunk; one that memory does not hold is halved, and so are all later.
+        """Call `run` on the rows in `order` by chunks; a chunk too large for memory is halved, and all later ones.
 
         A chunk's inputs are never written to, so it can be trained again from the start.
 
@@ -630,9 +630,9 @@ class StackedTrainer(Engine):
         return counts
 
     def _count_on(self, samples: Sequence[Tensor], models: Tree) -> tuple[Counted, list[Tensor]]:
-        """Counts of `models` [C, ...], each on the samples of its own list of indices.
+        """Return counts of `models` [C, ...], each on the samples of its own list of indices.
 
-        And, where they are kept, the scores of every block of them [C, w, K], 0 for those that a list has not.
+        And, if they are kept, the scores of every block of them [C, w, K], 0 beyond the end of a list.
         """
         task, federation, method = self.setup.task, self.setup.federation, self.setup.method
         indices, mask = padded(samples)

@@ -38,7 +38,7 @@ class EngineCandidate:
 
 
 class TruncatedBatches:
-    """A source of mini-batches: the first few of each stage, counted as they are and as they would have been."""
+    """A source of the first few mini-batches of each stage, which counts those given and those of a whole stage."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -52,12 +52,12 @@ class TruncatedBatches:
 
 
 def time_engines(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str, float]:
-    """Seconds of a plain local step of a client, all that a method does about it included, with each contender.
+    """Seconds of a plain local step of a client with each contender, including all other work of the method.
 
-    The largest clients are trained. Measured on the first call, read from the cache after.
+    The largest clients train. The first call measures; later calls read the cache.
 
     Raises:
-        Diverged: already the first steps do.
+        Diverged: the first steps diverge.
     """
 
     def measure() -> dict[str, NDArray[np.float64]]:
@@ -67,7 +67,7 @@ def time_engines(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dic
 
 
 def run_steps(setup: Setup) -> float:
-    """Plain local steps of the whole run, all clients together, as the cohorts' sizes let expect."""
+    """The expected number of plain local steps of the whole run, of all clients together, from the cohorts' sizes."""
     steps = schedule.all_steps(setup.population.sizes, setup.protocol.local)
     return float(steps.mean()) * setup.at_once * setup.protocol.rounds
 
@@ -75,7 +75,7 @@ def run_steps(setup: Setup) -> float:
 def seconds_a_step(setup: Setup, contender: EngineCandidate) -> float:
     """Seconds that a contender takes for a plain local step: its round of a client, over the plain steps in it.
 
-    What happens once a round (start and finish, passes over all data) is timed as it is, a step by what it adds.
+    Work of once a round (start, finish, passes over all data) is timed directly, a step by the time that it adds.
     """
     clients = setup.population.sizes.topk(contender.clients).indices
     # What others do on this core meanwhile must not count: a thread has a clock of its own.
@@ -108,7 +108,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _key(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> str:
-    """Of the machine and of all that a step's cost depends on."""
+    """Return a key of the machine and all that a step's cost depends on."""
     federation, protocol = setup.federation, setup.protocol
     gpu = federation.device.type == "cuda"
     machine = (platform.node(), torch.cuda.get_device_name(federation.device) if gpu else "")
@@ -137,10 +137,10 @@ FASTER = 0.95  # of torch's own time: a choice that noise does not turn around
 
 
 def choose(setup: Setup, clients: int) -> None:
-    """Set the way of each convolution of `setup`'s network for `clients` at once.
+    """Set how each convolution of `setup`'s network computes for `clients` at once.
 
-    On a CPU torch's own is kept: of the benchmark's layers it is the fastest or near it (patches take 1.4 to 18 times
-    as long).
+    On a CPU it stays torch's own, which is the fastest or close to it on the benchmark's layers (patches take 1.4 to 18
+    times as long).
     """
     device = setup.federation.device
     if device.type != "cuda":
@@ -153,7 +153,7 @@ def choose(setup: Setup, clients: int) -> None:
 
 
 def layers(task: Task, batch: int) -> list[tuple[str, Conv2d, tuple[int, ...]]]:
-    """(name, layer, shape of its input [B, I, H, W]) of each convolution, found by running the network on no data."""
+    """Return (name, layer, shape of its input [B, I, H, W]) of each convolution, found without computing anything."""
     found: list[tuple[str, Conv2d, tuple[int, ...]]] = []
     net = task.fresh().to("meta")
 
@@ -168,7 +168,7 @@ def layers(task: Task, batch: int) -> list[tuple[str, Conv2d, tuple[int, ...]]]:
 
 
 def timed(layer: Conv2d, shape: tuple[int, ...], device: torch.device) -> dict[str, float]:
-    """Seconds of a pass forward and backward with inputs [C, B, I, H, W], by each way; remembered."""
+    """Return the seconds of a forward and backward pass with inputs [C, B, I, H, W] by each way, cached."""
     clients = shape[0]
     what = (
         (
@@ -199,7 +199,7 @@ def _pass(layer: Conv2d, lowering: str) -> Callable[..., Any]:
 
 
 def _seconds(work: Callable[..., object], *arguments: object) -> float:
-    """Of a call, the device kept busy so that what the host adds does not count."""
+    """Return the seconds of a call, with the device kept busy so that the host's time does not count."""
     for _ in range(2):
         work(*arguments)
     torch.cuda.synchronize()

@@ -24,7 +24,7 @@ from fedbench.engine.setup import Setup
 
 
 def diverged(completed: int, who: str, what: str) -> Diverged:
-    """The error for `what` of `who` in the round that is number `completed` (0: before the first) of the run's."""
+    """Return the error for `what` of `who` in round number `completed` (0: before the first)."""
     return Diverged(
         f"training diverged in round {completed} on {who}: {what} not finite; lower protocol.optimizer.lr or set "
         "protocol.optimizer.clip, or lower the method's own learning rate"
@@ -32,7 +32,7 @@ def diverged(completed: int, who: str, what: str) -> Diverged:
 
 
 def norms_by_client(*trees: Tree) -> Tensor:
-    """The norm of each floating point leaf [C, ...] of `trees`: finite only if the leaf is, but for overflow."""
+    """The norm of each floating point leaf [C, ...] of `trees`, which is finite if the leaf is, except on overflow."""
     floats = [leaf for tree in trees for leaf in tree.values() if leaf.is_floating_point()]
     return torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
 
@@ -48,7 +48,7 @@ def check_finite(completed: int, ids: Tensor, loss: Tensor, *trees: Tree) -> Non
 
 
 def samples(scores: Tensor) -> Tensor:
-    """What each sample with `scores` [..., K] counts, float64 [...]: 1, or nan where one of them is not finite."""
+    """The weight of each sample with `scores` [..., K], float64 [...]: 1, or nan if a score is not finite."""
     wrong = ~scores.isfinite().all(-1)
     return torch.ones_like(wrong, dtype=torch.float64).masked_fill(wrong, torch.nan)
 
@@ -56,8 +56,7 @@ def samples(scores: Tensor) -> Tensor:
 def explained(scores: Tensor, y: Tensor) -> Counted:
     """(points, total) of each sample of regression, float64 [...]: 1 - (scores [..., 1] - y [...])^2, and 1.
 
-    Where y has variance 1, a mean of points is the share of it that is explained. Both are nan where scores are not
-    finite.
+    If y has variance 1, the mean of the points is its explained share. Both are nan for scores that are not finite.
     """
     total = samples(scores)
     return total - (scores.squeeze(-1).double() - y).square(), total
@@ -124,7 +123,7 @@ class Trainer(ABC):
         """
 
     def clock(self) -> float:
-        """Seconds on the clock that the simulation's phases are timed by."""
+        """Seconds on the clock that times the simulation's phases."""
         return time.perf_counter()
 
     def close(self) -> None:
@@ -133,11 +132,11 @@ class Trainer(ABC):
 
 
 class Engine(Trainer):
-    """A trainer of clients of one modality, which sets the device to all work, and then waits."""
+    """A trainer of clients of one modality, which first gives the device all its work and then waits for it."""
 
     @abstractmethod
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        """As `train`, before `synchronize`: the host has waited for nothing."""
+        """As `train`, before `synchronize`: the host does not wait."""
 
     @abstractmethod
     def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
@@ -152,7 +151,7 @@ class Engine(Trainer):
 
 
 def synchronize(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
-    """What clients `ids` [C] of each setup came to, and send: the host waits here for the device, once for all parts.
+    """Return the outcomes of clients `ids` [C] of each setup; the host waits for the device, once for all parts.
 
     Raises:
         Diverged: a client's loss, upload, memory or scores are not finite.
@@ -174,7 +173,7 @@ def synchronize(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) ->
 
 
 def on_host(counts: Counts, ids: Tensor, clock: Clock) -> Counts:
-    """`counts` of clients `ids` [C], scored at `clock`, on the CPU, in one copy.
+    """Copy `counts` of clients `ids` [C], scored at `clock`, to the CPU at once.
 
     Raises:
         Diverged: a model's scores are not finite.
@@ -195,7 +194,7 @@ def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
 def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B].
 
-    The total is nan in a class of which a sample's scores are not finite. Of a quantity: see `explained`.
+    The total of a class is nan if the scores of one of its samples are not finite. For a quantity see `explained`.
     """
     if labels.is_floating_point():
         correct, total = explained(scores, labels)
@@ -208,14 +207,14 @@ def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
 
 
 def by_modality(setup: Setup, engines: Sequence[Engine]) -> Trainer:
-    """The engine for `setup` of those for its modalities: the only one, or all of them in turn."""
+    """Return the engine for `setup` from those of its modalities: the only one, or all of them in turn."""
     return engines[0] if len(engines) == 1 else ModalitiesTrainer(setup, engines)
 
 
 class ModalitiesTrainer(Trainer):
-    """Any engine for each modality; what they give is put back in the cohort's order.
+    """One engine for each modality; their results are put back in the cohort's order.
 
-    All are set to work before the host waits for what any of them gives.
+    All get their work before the host waits for any of them.
     """
 
     def __init__(self, setup: Setup, engines: Sequence[Engine]) -> None:
@@ -249,7 +248,7 @@ class ModalitiesTrainer(Trainer):
         self.tell((modality + share) / modalities)
 
     def _each(self, ids: Tensor, message: Tree, memory: Tree) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
-        """(which of the cohort, their engine, their messages and memories) of each modality in the cohort."""
+        """Return (mask of clients, their engine, their messages and memories) of each modality in the cohort."""
         modality = self.setup.task.modality_of(ids)
         for place, engine in enumerate(self.engines):
             chosen = modality == place
@@ -259,7 +258,7 @@ class ModalitiesTrainer(Trainer):
 
 
 def rejoined(parts: Sequence[tuple[Tensor, Outcome]], count: int) -> Outcome:
-    """The outcome of a cohort of `count` clients from those of its parts, each with the mask [C] of whose it is."""
+    """Return the outcome of a cohort of `count` clients from those of its parts, each with its clients' mask [C]."""
 
     def whole(tree: Callable[[Outcome], Tree]) -> Tree:
         return trees.spread([(chosen, tree(each)) for chosen, each in parts], count)

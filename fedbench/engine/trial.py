@@ -1,4 +1,4 @@
-"""Some steps before the run: what a method refuses, or cannot train on, is refused before anything is trained."""
+"""Some steps before the run, so that whatever a method refuses or cannot train on is refused before training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fedbench.models.layers import BatchNorm
 
 @torch.no_grad()
 def check_hooks(setup: Setup) -> None:
-    """Have the smallest client of each modality take a step, and the server their uploads; all of it is forgotten.
+    """Let the smallest client of each modality take a step, and the server aggregate; all of it is discarded.
 
-    So does a method inside another by itself. What fails for another reason than the config is left to the run: a
-    method may need its preparation first.
+    A method inside another is tried by itself too. Failures for other reasons than the config are left to the run,
+    because a method may need its preparation first.
 
     Raises:
         ConfigError, UnknownName: a hook refuses the config.
@@ -49,10 +49,10 @@ def check_hooks(setup: Setup) -> None:
 
 @torch.no_grad()
 def check_cuts(setup: Setup) -> None:
-    """Refuse a mini-batch of which a method takes parts so small that batch normalisation gets a single value.
+    """Refuse a mini-batch if a method takes such small parts of it that batch normalisation gets a single value.
 
-    The normalised value then says nothing of the sample: torch refuses it where nothing is masked. The client whose
-    last batch is the shortest takes a step on it, in the first round and in the second, as methods begin otherwise.
+    The normalised value then does not depend on the sample, and torch refuses it without a mask. The client with the
+    shortest last batch takes a step on it, in the first round and in the second, because methods begin differently.
 
     Raises:
         ConfigError: names the method and the batch.
@@ -76,7 +76,7 @@ def check_cuts(setup: Setup) -> None:
 
 @contextmanager
 def _normalised() -> Iterator[list[int]]:
-    """Give the values a channel of each batch normalisation that this thread trains with, as they come."""
+    """Yield the number of values of a channel in each batch normalisation that this thread trains, as they come."""
     counts, here = list[int](), threading.get_ident()
 
     def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -93,7 +93,7 @@ def _normalised() -> Iterator[list[int]]:
 
 
 def _step(setup: Setup, clock: Clock, order: Tensor, source: BatchSource) -> None:
-    """Train the first client of each modality by `order` [N] on the batches of `source`, and forget it."""
+    """Train the first client of each modality by `order` [N] on the batches of `source`, and discard it."""
     smallest, modality_of = order.argsort(), setup.task.modality_of(setup.everyone)
     ids = (
         torch.stack([smallest[modality_of[smallest] == modality][0] for modality in modality_of.unique()]).sort().values

@@ -42,12 +42,12 @@ SCORED_BLOCK = 5000  # samples a piece has at least where clients are only score
 
 
 def scored_blocks(samples: int, workers: int) -> int:
-    """Blocks a worker that scoring is cut into: many for balance, few where there is little to do."""
+    """Return the number of scoring blocks for each worker: many for balance, few if there is little to do."""
     return max(1, min(BLOCKS_PER_WORKER, samples // (SCORED_BLOCK * workers)))
 
 
 def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
-    """Rows in up to `count` blocks of similar work [C], the largest first; each goes where there is least so far."""
+    """Return rows in up to `count` blocks of similar work [C]; the largest come first and go to the smallest block."""
     blocks: list[tuple[float, int, list[int]]] = [(0.0, index, []) for index in range(min(count, len(work)))]
     for row in sorted(range(len(work)), key=lambda row: -work[row]):
         filled, index, rows = heapq.heappop(blocks)
@@ -59,12 +59,12 @@ def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
 
 
 def start(serve: Callable[[Connection, Any], None], argument: Any, count: int) -> tuple[list[Any], list[Connection]]:
-    """`count` processes that run `serve` on a link and `argument`, and our ends of the links.
+    """Start `count` processes that run `serve` on a link and `argument`; return them with our ends of the links.
 
     The module of `serve` is imported once for all of them.
 
     Raises:
-        ConfigError: `argument` holds something that the script defines.
+        ConfigError: `argument` holds a definition of the script.
     """
     _name_a_known_start_method()
     context = torch_multiprocessing.get_context("forkserver")
@@ -85,7 +85,7 @@ def start(serve: Callable[[Connection, Any], None], argument: Any, count: int) -
 
 
 def end(processes: list[Any], links: list[Connection]) -> None:
-    """Close the links, at which processes end; kill those that do not."""
+    """Close the links, which ends the processes; kill those that go on."""
     for link in links:
         link.close()
     for process in processes:
@@ -99,7 +99,7 @@ def end(processes: list[Any], links: list[Connection]) -> None:
 
 @contextmanager
 def _unheard(*numbers: int) -> Iterator[None]:
-    """Processes that are started here never hear of these signals; this one does afterwards."""
+    """Start processes in the block that never get these signals; this process gets them after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -109,7 +109,7 @@ def _unheard(*numbers: int) -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Start processes that do not import the script: one without `if __name__ == "__main__"` would run once more.
+    """Start processes that do not import the script, because one without `if __name__ == "__main__"` would run again.
 
     multiprocessing has no setting for it, but leaves out a main module that has neither a file nor a specification.
 
@@ -130,7 +130,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _name_a_known_start_method() -> None:
-    """In a process of joblib the default is a method of its own, which no child of ours would know."""
+    """Name a start method that child processes know; in a process of joblib the default is joblib's own."""
     if multiprocessing.get_start_method(allow_none=True) not in (
         None,
         *multiprocessing.get_all_start_methods(),
@@ -171,7 +171,7 @@ def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def spec_of(tree: Tree, rows: int | None = None) -> Spec:
-    """Spec to store `tree`: shared leaves get one row; `rows`, where given, is put in the client axis's place."""
+    """Return the spec to store `tree`: shared leaves get one row; `rows`, if given, is the client axis's length."""
     spec: Spec = {}
     for name, leaf in tree.items():
         count = rows if rows is not None else (1 if trees.is_shared(leaf) else leaf.shape[0])
@@ -227,7 +227,7 @@ def serve(link: Connection, setup: Setup) -> None:
 def _one(
     trainer: LoopedTrainer, order: WorkOrder, index: int, leaves: dict[str, Tree], known: SharedScores
 ) -> tuple[float, Any]:
-    """Train or score one row; trees go to the shared buffers, numbers are returned (as arrays)."""
+    """Train or score one row; write trees to the shared buffers and return numbers (as arrays)."""
     row, client = order.rows[index], order.ids[index]
     message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
     memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
@@ -247,7 +247,7 @@ def _plain(counts: Counts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
-    """(loss, counts) of a row, from the numbers that a process answers with."""
+    """Return (loss, counts) of a row from the numbers of a process's answer."""
     loss, counts = result
     tensors = {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in counts.items()}
     return torch.tensor(loss, dtype=torch.float64), tensors
@@ -290,7 +290,7 @@ class WorkersTrainer(Engine):
 
     @torch.no_grad()
     def _specimen(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> tuple[Tree, Tree]:
-        """(upload, memory) of an untrained client, one row: tells the shapes the workers will write."""
+        """Return (upload, memory) of an untrained client, one row, with the shapes that the workers will write."""
         method, client = self.setup.method, int(ids[0])
         view = self.setup.client(client, trees.row(message, 0), trees.row(memory, 0), clock)
         call = HookCaller(method, clock, [client])
@@ -299,7 +299,7 @@ class WorkersTrainer(Engine):
         return trees.expand(upload, 1), trees.expand({**kept, **trees.join(**{KEPT: view.optimizers})}, 1)
 
     def _reserve(self, name: str, spec: Spec) -> None:
-        """Make buffer `name` fit `spec`, and tell the workers when it changed."""
+        """Make buffer `name` fit `spec`, and tell the workers if it changes."""
         if name not in self._buffers or self._buffers[name].spec != spec:
             self._buffers[name] = SharedTree.like(spec)
             for link in self._links:
@@ -314,17 +314,17 @@ class WorkersTrainer(Engine):
     # ---- dealing
 
     def _trains(self, verb: str, clock: Clock) -> bool:
-        """Whether clients train, if only before they are scored."""
+        """Whether clients train, also if only before they are scored."""
         return verb == "train" or bool(self.setup.method.adapt(self.setup.protocol.local, clock))
 
     def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
-        """What a client's block is weighed by: samples that it trains on and is scored on, each counted once."""
+        """The weight of a client in blocks: the samples that it trains on and is scored on, each counted once."""
         trained = self.setup.federation.size(client) if self._trains(verb, clock) else 0
         scored = 0 if verb == "train" else sum(len(self.setup.scored.indices(name, client)) for name in score)
         return trained + scored
 
     def _deal(self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]) -> list[tuple[Tensor, Counts]]:
-        """Hand out blocks as workers become free; (loss, counts) of each row in order."""
+        """Deal blocks as workers become free; return (loss, counts) of each row in order."""
         self._calls += 1
         workers = len(self._links)
         work = [self._work(verb, client, clock, score) for client in ids.tolist()]

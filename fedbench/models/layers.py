@@ -33,7 +33,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise by the batch's statistics in training, moving the running ones in place; else by the running."""
+        """Normalise by the batch's statistics in training, updating the running ones in place; else by the running."""
         if self.training and self.mask is not None:
             return self._masked(x, self.mask)
         leaves = (self.running_mean, self.running_var, self.weight, self.bias)
@@ -55,7 +55,7 @@ class BatchNorm(nn.Module):
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Put `BatchNorm` in the place of every torch batch-norm layer of `module`, values kept.
+    """Replace every torch batch-norm layer of `module` by `BatchNorm` with the same values.
 
     Raises:
         ConfigError: a layer without weights or without statistics, for which ours has no form.
@@ -75,13 +75,13 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
 class MaxPool2(nn.Module):
     """Maximum over squares of 2 x 2: [..., H, W] -> [..., H // 2, W // 2].
 
-    It stands before the activation, which does not decrease: the maximum of ReLUs is the ReLU of the maximum, of a
-    quarter of the values, and the gradient goes the same way; both are the same to the bit. (A leaky ReLU may round two
+    It comes before the activation, which then has a quarter of the values. The maximum of ReLUs is the ReLU of the
+    maximum, because ReLU does not decrease; value and gradient are the same to the bit. (A leaky ReLU may round two
     negative values to one; then the gradient may go to the other.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Reduce; on a CPU that needs no gradient by maxima of slices, faster than torch's pooling there."""
+        """Reduce; on a CPU without gradients by maxima of slices, which is faster than torch's pooling there."""
         if torch.is_grad_enabled() or x.device.type != "cpu":
             return functional.max_pool2d(x, 2)
         height, width = (2 * (size // 2) for size in x.shape[-2:])
@@ -125,7 +125,7 @@ Pair = tuple[int, int]
 
 
 class Conv2d(nn.Conv2d):
-    """torch's layer, which under vmap computes in the way that `lowering` names; "native" leaves it to torch."""
+    """torch's layer with a choice, `lowering`, of how it computes under vmap; "native" leaves it to torch."""
 
     lowering: str = NATIVE
 
@@ -140,7 +140,7 @@ class Conv2d(nn.Conv2d):
 
 
 def replace_convolutions(module: nn.Module) -> nn.Module:
-    """Make every plain torch convolution within `module` one of ours, leaves and their names kept."""
+    """Replace every plain torch convolution within `module` by `Conv2d`, with the same leaves and names."""
     for child in module.modules():
         if type(child) is nn.Conv2d and _is_plain(child):
             child.__class__ = Conv2d
@@ -185,7 +185,7 @@ class _Forward(torch.autograd.Function):
 
 
 class _Backward(torch.autograd.Function):
-    """Gradients over x and over w; an empty tensor for one that is not asked for."""
+    """Gradients over x and over w; an empty tensor for a gradient that nobody needs."""
 
     @staticmethod
     def forward(
@@ -247,7 +247,7 @@ def _gradients(
 
 
 def _clients_first(clients: int, in_dims: tuple[int | None, ...], *leaves: Tensor) -> list[Tensor]:
-    """Each leaf with the client axis first; one that all clients share is expanded."""
+    """Return each leaf with the client axis first; leaves that all clients share are expanded."""
     return [
         leaf.expand(clients, *leaf.shape) if axis is None else leaf.movedim(axis, 0)
         for leaf, axis in zip(leaves, in_dims, strict=False)
@@ -255,7 +255,7 @@ def _clients_first(clients: int, in_dims: tuple[int | None, ...], *leaves: Tenso
 
 
 def _merged(x: Tensor, lowering: str) -> Tensor:
-    """The images x [C, B, I, H, W] as those of one grouped convolution [B, C I, H, W]."""
+    """Return the images x [C, B, I, H, W] in the layout of one grouped convolution [B, C I, H, W]."""
     if lowering == CHANNELS_LAST:
         return x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
     return x.transpose(0, 1).flatten(1, 2)
@@ -292,7 +292,7 @@ def _over_weights(grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pai
 
 
 def _over_images(grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """[C, B, I, H, W]: the slopes, with zeros between them where a stride is above 1, convolved with w turned about."""
+    """[C, B, I, H, W]: the slopes, with zeros between them for a stride above 1, convolved with the flipped w."""
     sizes = [size + 2 * p - k + 1 for size, p, k in zip(x.shape[-2:], padding, w.shape[-2:], strict=True)]
     if stride != (1, 1):
         spread = grad.new_zeros(*grad.shape[:3], *sizes)
@@ -304,6 +304,6 @@ def _over_images(grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pair
 
 
 def _padded(x: Tensor, padding: Pair) -> Tensor:
-    """Zeros around x; a negative number cuts."""
+    """Return x with zeros around it; a negative number cuts."""
     pad: Callable[..., Tensor] = functional.pad
     return x if padding == (0, 0) else pad(x, (padding[1], padding[1], padding[0], padding[0]))

@@ -32,11 +32,11 @@ from fedbench.models.task import Model, Slice, Task
 class Kinds(Model):
     """The clients of the first modality come first, and so on."""
 
-    called: str = "kinds"  # in tables
-    kinds: Any = field(default_factory=dict)  # name of a kind -> its network
-    clients: tuple[int, ...] = at_least(1, ())  # of each modality; empty: equally many, up to one
-    # "all": the clients of all modalities divide the data among them; "each": those of each modality divide the whole
-    # data, so that the first client of each modality holds the same samples, in its own view
+    called: str = "kinds"  # the name in tables
+    kinds: Any = field(default_factory=dict)  # name of a modality -> its network
+    clients: tuple[int, ...] = at_least(1, ())  # number of clients of each modality; (): equal numbers, up to one
+    # With "each" the first client of each modality holds the same samples, in its own view.
+    # "all": the clients of all modalities divide the data; "each": the clients of each modality divide all of it
     divide: str = one_of("all", "each")
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Kinds(Model):
 
     @property
     def label(self) -> str:
-        """What it is called, how its clients are dealt, and who divides the data."""
+        """The name, the number of clients of each modality, and who divides the data."""
         numbers = "-".join(map(str, ("", *self.clients)))
         return self.called + numbers + "-each" * (self.divide == "each")
 
@@ -137,7 +137,7 @@ class CubCNN(Model):
 
     @property
     def label(self) -> str:
-        """The name, and another width."""
+        """The name, and the width if it is not the default."""
         return "cub_cnn" + f"-{self.width}" * (self.width != WIDTH)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -164,7 +164,7 @@ class TextCNN(Model):
 
     @property
     def label(self) -> str:
-        """The name, and another width."""
+        """The name, and the width if it is not the default."""
         return "textcnn" + f"-{self.width}" * (self.width != WIDTH)
 
     @property
@@ -270,7 +270,7 @@ class ModalityTask(Task):
 
 
 class JointTask(Task):
-    """The networks of all modalities as a server sees them: the leaves of all. It runs none; see `modalities`."""
+    """The networks of all modalities as a server sees them, with the leaves of all. It runs none; see `modalities`."""
 
     def __init__(self, tasks: Sequence[Task], names: Sequence[str], modality: Tensor) -> None:
         """`tasks` and `names` of the modalities; `modality` [N] is the place in them of each client's.
@@ -342,13 +342,13 @@ class JointTask(Task):
 
 
 def owner(leaf: str, names: Sequence[str]) -> str:
-    """Which of the modalities `names` alone has a leaf; "": all have it."""
+    """Return the only one of the modalities `names` that has a leaf; "" if all have it."""
     first = leaf.rpartition("/")[2].partition(".")[0]
     return first if first in names else ""
 
 
 def _nested(build: Callable[[], nn.Sequential], modality: str) -> nn.Sequential:
-    """The network's stages but the last as one that is called after the modality."""
+    """Return all stages of the network but the last as one stage with the modality's name."""
     stages = OrderedDict(build().named_children())
     head = stages.pop("head")
     return nn.Sequential(OrderedDict([(modality, nn.Sequential(stages)), ("head", head)]))

@@ -22,12 +22,12 @@ from fedbench.models.task import Model
 class EmbeddingNet(Model):
     """Mean of word vectors, classifier."""
 
-    vocabulary: int = at_least(2, 8192)  # token numbers lie below it; model=auto: of the data
-    width: int = at_least(1, 64)  # of a word vector
+    vocabulary: int = at_least(2, 8192)  # token numbers lie below it; model=auto: the vocabulary of the data
+    width: int = at_least(1, 64)  # width of a word vector
 
     @property
     def label(self) -> str:
-        """As "embedding8192x64"."""
+        """The label, such as "embedding8192x64"."""
         return f"embedding{self.vocabulary}x{self.width}"
 
     @property

@@ -32,7 +32,7 @@ class MLP(Model):
 
     @property
     def label(self) -> str:
-        """As "mlp200x200"."""
+        """The label, such as "mlp200x200"."""
         return "mlp" + "x".join(map(str, self.hidden))
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -65,7 +65,7 @@ class LeNet5(Model):
 
     @property
     def label(self) -> str:
-        """As "lenet5" or "lenet5_bn"."""
+        """The label, "lenet5" or "lenet5_bn"."""
         return "lenet5_bn" if self.batch_norm else "lenet5"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -187,11 +187,11 @@ class FedReMaCNN(Model):
 class FedReMaAlexNet(Model):
     """Five convolutions and three linear layers."""
 
-    activations: str = added(one_of("all", "code"))  # after each layer but the last, or after pooling alone
+    activations: str = added(one_of("all", "code"))  # ReLU: "all" layers but the last; "code": after pooling
 
     @property
     def label(self) -> str:
-        """As "fedrema_alexnet" or "fedrema_alexnet_code"."""
+        """The label, "fedrema_alexnet" or "fedrema_alexnet_code"."""
         return "fedrema_alexnet" if self.activations == "all" else f"fedrema_alexnet_{self.activations}"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -218,7 +218,7 @@ def _two_convolutions(channels: int) -> nn.Sequential:
 
 
 def _five_convolutions(channels: int, between: bool) -> nn.Sequential:
-    """With ReLU after each, or (not `between`) after each pool."""
+    """Five convolutions with ReLU after each, or, unless `between`, after each pooling."""
     layers: list[nn.Module] = []
     pools: dict[int, nn.Module] = {0: MaxPool2(), 1: MaxPool2(), 4: nn.MaxPool2d(3, stride=2)}
     for place, width in enumerate((32, 64, 128, 256, 256)):

@@ -58,8 +58,8 @@ def leaf_groups(net: nn.Module, classifier: str) -> dict[str, frozenset[str]]:
 class Slice:
     """Some stages of a network as a function of its leaves.
 
-    As torch.func.functional_call, but where each leaf goes is looked up once: for a small network that look-up costs
-    as much as the forward pass.
+    It is torch.func.functional_call with the place of each leaf looked up only once. For a small network that look-up
+    costs as much as the forward pass.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -74,7 +74,7 @@ class Slice:
 
     @contextmanager
     def bound(self, model: Tree, mask: Tensor | None) -> Iterator[nn.Module]:
-        """The network with `model`'s leaves in place, batch normalisation told of padding by `mask`."""
+        """The network with `model`'s leaves; `mask` tells batch normalisation which samples are padding."""
         for store, key, name, _ in self.slots:
             store[key] = model[name]
         for norm in self.norms:
@@ -147,7 +147,7 @@ class Task:
 
     @property
     def regresses(self) -> bool:
-        """Whether a quantity is predicted: with one class there would be nothing to predict."""
+        """Whether a quantity is predicted; then there is one class."""
         return self.classes == 1
 
     def fresh(self) -> nn.Sequential:
@@ -169,7 +169,7 @@ class Task:
         return stage
 
     def set_lowering(self, layer: str, lowering: str) -> None:
-        """Let the convolution called `layer` compute in the way `lowering` when clients are stacked (see Conv2d)."""
+        """Set how the convolution called `layer` computes when clients are stacked (see Conv2d)."""
         for net in self._nets.values():
             found = net.get_submodule(layer)
             assert isinstance(found, Conv2d)
@@ -259,7 +259,7 @@ class Task:
         return self.criterion(logits, batch)
 
     def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean of `losses` of `logits` [B, K] over the batch's real samples: what `loss` is of them."""
+        """Mean of `losses` of `logits` [B, K] over the batch's real samples, which is the `loss`."""
         if batch.mask is None and not self.regresses:
             return functional.cross_entropy(logits, batch.y)  # which rounds in another way
         return batch.mean(self.losses(logits, batch.y))
@@ -355,7 +355,7 @@ def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[T
 def check_input(task: Task, smallest_batch: int, droppable: bool = False) -> None:
     """Run the forward pass of one training step of `task` on zeros, to refuse early what cannot work.
 
-    `droppable`: the smallest batch is a last one that may be left out.
+    `droppable`: the smallest batch is the last of an epoch and may be left out.
 
     Raises:
         ConfigError: the network does not fit the input's shape, or batch normalisation meets a single value.
@@ -387,7 +387,7 @@ class Model(Component, ABC):
 
     section: ClassVar[str] = "model"
 
-    # the last part of the network, where a method tells body from classifier: see models.task
+    # the classifier for methods that split body and classifier: see models.task
     classifier: str = added(one_of(*SPLITS))
 
     @property
@@ -426,7 +426,7 @@ class Model(Component, ABC):
         return partition, np.zeros(len(partition), dtype=np.int64)
 
     def lacking(self) -> str:
-        """What `begin` needs and this machine does not have, with the command that gets it; "" if nothing."""
+        """Return what `begin` needs and this machine lacks, with the command that gets it; "" if nothing is missing."""
         return ""
 
     def leaf_bytes(self, shape: tuple[int, ...], classes: int) -> int:
@@ -456,7 +456,7 @@ class Model(Component, ABC):
 
 
 def flat_size(stage: nn.Module, shape: tuple[int, ...]) -> int:
-    """Number of values that `stage` yields for one input of `shape`, found by running it on no data."""
+    """Number of output values of `stage` for one input of `shape`, found on meta tensors."""
     with torch.no_grad():
         size: int = stage.to("meta")(torch.zeros(2, *shape, device="meta")).flatten(1).shape[1]
         return size

@@ -1,4 +1,4 @@
-"""Large networks for images, of torchvision or timm, with published weights or drawn at random."""
+"""Large networks for images, from torchvision or timm, with published or random initial weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fetch_weights(architecture: str) -> None:
     """Let torchvision download the weights of `architecture`.
 
     Raises:
-        DataMissing: no network, no space, or what came has another hash.
+        DataMissing: no network, no space, or the download has another hash.
     """
     try:
         _official(architecture).get_state_dict(progress=False, check_hash=True)
@@ -60,10 +60,10 @@ def fetch_weights(architecture: str) -> None:
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The state dict in `path`, which is not executed: tensors only.
 
-    Of a training checkpoint its `state_dict`; the prefix `module.` that DataParallel puts before each name is left out.
+    From a training checkpoint it takes `state_dict`, and removes the prefix `module.` that DataParallel adds to names.
 
     Raises:
-        DataCorrupt: it holds none that torch can read, or a value that is not finite.
+        DataCorrupt: torch can read no state dict in it, or a value is not finite.
     """
     try:
         return _weights(path, source_key("weights", [path]))
@@ -92,7 +92,7 @@ def fill(net: nn.Module, state: Mapping[str, torch.Tensor], where: str, whose: s
     """Put the leaves of `state`, read from the file `where`, into `net`.
 
     Raises:
-        DataCorrupt: the first leaf that is missing, of another shape or too much.
+        DataCorrupt: a leaf is missing, has another shape, or is unknown; names the first.
     """
     try:
         net.load_state_dict(state)
@@ -147,10 +147,10 @@ IMAGENET_CLASSES = 1000
 class Vision(Model):
     """A network of torchvision."""
 
-    name: ClassVar[str]  # here and in tables
-    architecture: ClassVar[str]  # in torchvision
+    name: ClassVar[str]  # name in fedbench and in tables
+    architecture: ClassVar[str]  # name in torchvision
 
-    pretrained: bool = True  # start from ImageNet weights, but for the classifier
+    pretrained: bool = True  # start from ImageNet weights, except for the classifier
     weights: str | None = None  # file with torchvision's state dict; null: torch.hub's folder
     download: bool = False  # let torchvision fetch the weights if they are in neither
 
@@ -194,7 +194,7 @@ class Vision(Model):
         return net
 
     def lacking(self) -> str:
-        """The weights, where they are wanted, are not there and may not be downloaded."""
+        """The weights, if they are wanted but missing and may not be downloaded."""
         if not self.pretrained or self._file().is_file() or (self.download and not self.weights):
             return ""
         if self.weights:
@@ -270,7 +270,7 @@ class SqueezeNet(Vision):
 
 
 def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """The same convolution for another number of input channels, drawn anew; itself where nothing changes."""
+    """Return the convolution with new weights for another number of input channels; itself if nothing changes."""
     if convolution.in_channels == channels:
         return convolution
     geometry: dict[str, Any] = {name: getattr(convolution, name) for name in ("kernel_size", "stride", "padding")}
@@ -299,12 +299,12 @@ class Certain(nn.Identity):
 
 @dataclass(frozen=True)
 class LibraryModel(Model):
-    """A network of a library, by the name that it has there."""
+    """A network of a library, by its name there."""
 
     library: ClassVar[str]
 
     architecture: str | None = None  # its name in the library
-    weights: str | None = None  # file with the library's state dict, of which the last layer is not taken
+    weights: str | None = None  # file with the library's state dict, which is used without its last layer
     # name -> value: further arguments of the architecture, such as a ViT's img_size
     options: Any = added(None)  # noqa: RUF009 - a field
 
@@ -322,7 +322,7 @@ class LibraryModel(Model):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """What the library has.
+        """Return the names in the library.
 
         Raises:
             ConfigError: it is not installed.
@@ -361,7 +361,7 @@ class LibraryModel(Model):
         return {f"body.{name}": leaf for name, leaf in replace_batch_norm(_unfolded(net)).state_dict().items()}
 
     def lacking(self) -> str:
-        """The file of weights, if one is named and not there."""
+        """The file of weights, if the config names one that does not exist."""
         if self.weights is None or self._file().is_file():
             return ""
         return f"model.weights={self.weights}: there is no such file"
@@ -392,7 +392,7 @@ class LibraryModel(Model):
         return net
 
     def _last_linear(self, net: nn.Module) -> tuple[str, nn.Linear]:
-        """(where it is, the layer) that yields the logits."""
+        """Return (place, layer) of the linear layer that yields the logits."""
         layers = [(place, module) for place, module in net.named_modules() if not list(module.children())]
         linear = [(place, module) for place, module in layers if isinstance(module, nn.Linear)]
         after = [module for _, module in layers[layers.index(linear[-1]) + 1 :]] if linear else []
@@ -460,7 +460,7 @@ def _timm() -> Any:
 
 
 def _unfolded(net: nn.Module) -> nn.Module:
-    """`net`, timm's batch norms that also drop and activate (BatchNormAct2d) as the three layers that they are."""
+    """Return `net` with timm's combined batch norms (BatchNormAct2d) as three layers: norm, drop and activation."""
     for place, layer in list(net.named_modules()):
         if isinstance(layer, nn.BatchNorm2d) and hasattr(layer, "act"):
             form = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)

@@ -60,7 +60,7 @@ Line = Mapping[str, Any]  # of rows.csv
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two, evenly in their logarithm unless said otherwise; whole ones between whole ones."""
+    """Numbers between two bounds, by default on a logarithmic scale; whole numbers between whole bounds."""
 
     low: float | int
     high: float | int
@@ -82,11 +82,11 @@ Space = Range | tuple[Any, ...]
 
 
 def space(method: str) -> dict[str, Space]:
-    """Return what conf/method/`method`.yaml declares to be tuned, the learning rate under `rate`.
+    """Return what conf/method/`method`.yaml declares for tuning, with the learning rate under `rate`.
 
     Raises:
         UnknownName: a key that the method lacks.
-        ConfigError: more keys than a method may have, or a value that it refuses.
+        ConfigError: too many keys, or a value that the method refuses.
     """
     where, given = f"tune of method '{method}'", groups.tune(method)
     config = groups.plain_option("method", method)
@@ -118,19 +118,19 @@ def _space(given: Any, where: str) -> Space:
 
 @dataclass(frozen=True)
 class BoardTrial:
-    """Values that a row is tried with; the first trial has none, so it is the default."""
+    """The values of one trial of a row; the first trial has none, so it is the default."""
 
     number: int
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The values by their keys in the config of a run."""
+        """The values by their keys in a run's config."""
         return {f"method.{key}" if key != RATE else "protocol.optimizer.lr": value for key, value in self.values}
 
     @property
     def rate(self) -> float | None:
-        """The learning rate; None: the board's."""
+        """The learning rate, or None for the board's."""
         return dict(self.values).get(RATE)
 
     def __str__(self) -> str:
@@ -147,29 +147,29 @@ class BoardFederation:
 
     label: str
     overrides: tuple[str, ...] = ()
-    groups: tuple[int, ...] = ()  # the true group of each client, which Oracle is given; none: there are none
+    groups: tuple[int, ...] = ()  # the true group of each client, for Oracle; (): there are none
 
 
 @dataclass(frozen=True, eq=False)
 class Board:
-    """All that decides what is run."""
+    """The declaration of a board."""
 
     name: str
     title: str
     base: tuple[str, ...]  # overrides of every run
     federations: tuple[BoardFederation, ...]
-    rate: Range  # the learning rates that trials are drawn from, where a method declares no others
+    rate: Range  # learning rates of the trials, unless a method declares others
     trials: int  # of each row in each federation
     rungs: tuple[int, ...]  # rounds of a trial; half of the trials go on to the next one
-    tuning_seeds: tuple[int, ...]  # the first at every rung, the others at the last one
+    tuning_seeds: tuple[int, ...]  # the first runs at every rung, the others only at the last one
     rounds: int  # of a final run
     seeds: tuple[int, ...]  # of the final runs
-    references: tuple[str, ...]  # rows that every other one is held against: Local, and a fine-tuned FedAvg
-    eval_every: int = 5  # rounds between two looks at the validation samples in a final run
+    references: tuple[str, ...]  # rows that all others are compared with: Local, and a fine-tuned FedAvg
+    eval_every: int = 5  # rounds between evaluations on validation samples in a final run
     draw: int = 0  # seed of the drawn trials
-    methods: tuple[str, ...] = ()  # a row each, in its own preset; none: all there are
+    methods: tuple[str, ...] = ()  # one row for each, in its own preset; (): all methods
     without: Mapping[str, str] = field(default_factory=dict)  # method -> why it is left out
-    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further row -> its overrides
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)  # additional row -> its overrides
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -238,11 +238,11 @@ def _at(given: Space, place: float) -> Any:
 
 
 def load_board(name: str) -> Board:
-    """Return the board in conf/leaderboard/`name`.yaml, all that its methods declare checked.
+    """Return the board in conf/leaderboard/`name`.yaml, after a check of all that its methods declare.
 
     Raises:
-        UnknownName: no such board, or a key or row that there is none of.
-        ConfigError: a value that cannot be.
+        UnknownName: no such board, key or row.
+        ConfigError: an impossible value.
     """
     where, fields = f"leaderboard '{name}'", [each.name for each in dataclasses.fields(Board)]
     content = content_of("leaderboard", name)
@@ -266,7 +266,7 @@ def load_board(name: str) -> Board:
 
 @dataclass(frozen=True)
 class BoardStage:
-    """A rung, or the final runs of a seed, or of all."""
+    """A rung, or the final runs of one seed or of all seeds."""
 
     name: str
     rounds: int
@@ -275,7 +275,7 @@ class BoardStage:
 
 
 def stages(board: Board, seeds: Sequence[int] = (), *, joined: bool = False) -> list[BoardStage]:
-    """Return all stages in order; `seeds` are those of the final runs asked for, none: all; `joined`: they are one."""
+    """Return all stages in order; `seeds` selects final runs (none: all); `joined` makes them one stage."""
     last, asked = len(board.rungs) - 1, tuple(seeds or board.seeds)
     rungs = [
         BoardStage(f"{rounds} rounds", rounds, board.tuning_seeds if i == last else board.tuning_seeds[:1], i)
@@ -296,7 +296,7 @@ class Entry:
 
     @property
     def place(self) -> Place:
-        """What names it in rows.csv."""
+        """Its name in rows.csv."""
         return self.stage.name, self.federation.label, self.row, self.trial.number, self.job.seed
 
 
@@ -304,7 +304,7 @@ class Ledger:
     """The recorded rows of a board, and their missing runs."""
 
     def __init__(self, board: Board, folder: Path, settings: Sequence[str] = ()) -> None:
-        """`settings` are overrides of every run that change no result, as runs_dir=DIR.
+        """`settings` are overrides of every run that change no result, such as runs_dir=DIR.
 
         Raises:
             ConfigError: the folder was recorded by another declaration of the board.
@@ -317,7 +317,7 @@ class Ledger:
         self.read()
 
     def read(self) -> None:
-        """Take the rows that are recorded by now, also by another process.
+        """Read the rows recorded so far, also by other processes.
 
         Raises:
             ConfigError, Damaged: see `Ledger`.
@@ -336,7 +336,7 @@ class Ledger:
             raise ConfigError(f"{self.folder} has a row '{min(lost)}', but there is no method of that name")
 
     def entries(self, stage: BoardStage, rows: Sequence[str] = ()) -> Iterator[Entry]:
-        """Yield the runs of a stage, of the rows that are asked for (none: all), as far as earlier stages tell."""
+        """Yield the runs of a stage for the selected rows (none: all), as far as earlier stages determine them."""
         for federation in self.board.federations:
             for row in rows or self.board.all_rows:
                 if not self.board.has(federation, row):
@@ -352,7 +352,7 @@ class Ledger:
         return [] if (number := self.chosen(federation, row)) is None else [number]
 
     def survivors(self, federation: str, row: str, rung: int) -> list[int]:
-        """Return the trials that run at a rung: of those before the half with the best validation accuracy.
+        """Return the trials that run at a rung: the half of the earlier ones with the best validation accuracy.
 
         Ties go to the earlier trial. A trial that failed goes no further.
         """
@@ -361,7 +361,7 @@ class Ledger:
         return self._ranked(federation, row, rung - 1)[: self.board.trials // 2**rung]
 
     def chosen(self, federation: str, row: str) -> int | None:
-        """Return the trial of the final runs; None if none has come through the last rung."""
+        """Return the trial of the final runs; None if none has finished the last rung."""
         return next(iter(self._ranked(federation, row, len(self.board.rungs) - 1)), None)
 
     def _ranked(self, federation: str, row: str, rung: int) -> list[int]:
@@ -395,7 +395,7 @@ class Ledger:
 
     @functools.cache  # noqa: B019 - a process has one or two ledgers
     def _default(self, federation: BoardFederation, row: str) -> tuple[list[str], RunConfig]:
-        """Return a row as it is before a trial's values are set: composing takes longer than all the rest."""
+        """Return a row's config without a trial's values, cached because composing takes longer than all else."""
         overrides = [*self.board.base, *federation.overrides, *self.board.all_rows[row]]
         if "method=oracle" in overrides:
             overrides.append(f"method.coalition={list(federation.groups)}")
@@ -405,12 +405,12 @@ class Ledger:
     # What is there of a stage, and what is not.
 
     def lost(self, federation: str, row: str, seeds: Sequence[int]) -> list[int]:
-        """Return those of `seeds` whose final run has no score."""
+        """Return the seeds of `seeds` whose final run has no score."""
         place = FINAL, federation, row, self.chosen(federation, row) or 0
         return [seed for seed in seeds if not self.lines.get((*place, seed), {}).get("acc")]
 
     def recorded(self, stage: BoardStage, federation: BoardFederation, row: str, today: str) -> int:
-        """Return how many runs of a stage have a row made by code that is `today`'s, whichever trials they are of."""
+        """Return how many runs of a stage, of any trials, have a row made by `today`'s code."""
         place = stage.name, federation.label, row
         lines = [line for name, line in self.lines.items() if name[:3] == place and name[4] in stage.seeds]
         return sum(not fingerprint.changed(str(line["code"]), today) for line in lines)
@@ -428,7 +428,7 @@ class Ledger:
         return not fingerprint.changed(str(line["code"]), job.folder.today)
 
     def record(self, entries: Sequence[Entry]) -> None:
-        """Keep the row of every run that has finished or failed, beside those that other processes recorded."""
+        """Record the row of every finished or failed run, in addition to those of other processes."""
         self.read()
         for entry in sorted(entries, key=lambda each: each.row != "local"):
             if entry.job.finished:
@@ -461,7 +461,7 @@ class Ledger:
     def save(self) -> None:
         """Write board.zip, rows.csv in an order that does not depend on when a row was made.
 
-        A line goes whose trial is no longer one of its stage, as other lines before it were made again.
+        It removes lines of trials that left their stage because earlier runs were made again.
         """
         labels = [each.label for each in self.board.federations]
         asked = {stage.name: stage for stage in stages(self.board)}

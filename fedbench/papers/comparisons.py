@@ -1,4 +1,4 @@
-"""Beyond single cells: differences between rows, the order of rows, groups that lean, what a verdict is worth."""
+"""Comparisons beyond single cells: differences and order of rows, biased groups, and what a verdict is worth."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
 
 
 def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Return (mean, half of its 95 % interval, two-sided p) of two or more paired differences, rounding taken for 0."""
+    """Return (mean, half of its 95 % interval, two-sided p) of two or more paired differences; rounding counts as 0."""
     from scipy import stats
 
     gaps = np.where(np.abs(gaps) < 10.0**-EXACT, 0.0, gaps)
@@ -76,7 +76,7 @@ def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjustment: p values that may be compared with the level as they are."""
+    """Return p values after Holm's step-down adjustment, for direct comparison with the level."""
     order, adjusted = np.argsort(p), np.empty(len(p))
     factors = np.arange(len(p), 0, -1)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * np.asarray(p)[order]))
@@ -102,7 +102,7 @@ class Agreement:
 
     column: str
     metric: str
-    rows: int  # that have both a value and a published one
+    rows: int  # rows with both a value and a published one
     tau: float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
@@ -112,7 +112,7 @@ class Agreement:
 def agreements(table: TableResult) -> list[Agreement]:
     """Return one entry for each column and ranked metric that has at least one row to compare.
 
-    Empty where a table puts several rows beside the same published value: there is no order to agree with.
+    It is empty if several rows of a table share one published value, because there is no order to agree with.
     """
     if table.spec.varies:
         return []
@@ -162,18 +162,18 @@ class Bias:
     metric: str
     group: str
     rows: int
-    below: int  # of them, whose mean is below the published one
-    seeds: int  # that all of them have
+    below: int  # rows whose mean is below the published one
+    seeds: int  # seeds that all of them have
     difference: float  # mean over rows and seeds, in the metric's unit
     low: float  # 95 % interval
     high: float
-    p: float  # two-sided, that the group does not lean, adjusted by Holm over all of the table
+    p: float  # two-sided, for no bias of the group, adjusted by Holm over the whole table
 
 
 def biases(table: TableResult) -> list[Bias]:
     """Return one entry a column, metric and group (the table's, and all rows) of two or more rows with a verdict.
 
-    Exploratory rows are left out, but where a group that the table names has no others.
+    Exploratory rows are left out, unless a group that the table names has only exploratory ones.
     """
     groups: Mapping[str, tuple[str, ...]] = {ALL: ("*",), **table.spec.groups}
     found = [
@@ -257,7 +257,7 @@ def matrix(found: list[Match], column: str) -> dict[tuple[str, str], list[str]]:
 
 
 def passes_for(found: list[Match], column: str, metric: str, row: str) -> tuple[str, ...]:
-    """Return other rows to whose published value a cell is equivalent."""
+    """Return the other rows whose published value the cell is equivalent to."""
     return tuple(
         each.published
         for each in found

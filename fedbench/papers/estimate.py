@@ -38,11 +38,11 @@ LOGS = 20e3  # bytes of the other files of a finished run
 class ResourceEstimate(RunTimes):
     """Time, memory and disk of those runs of a plan that can be built."""
 
-    plan: Plan | None = None  # whose finished runs tell of others
-    seconds: float = 0.0  # of all, one after another
+    plan: Plan | None = None  # finished runs of the plan give times of others
+    seconds: float = 0.0  # seconds of all runs, one after another
     finished: int = 0  # runs estimated by a finished one
     timed: int = 0  # runs estimated by a timed step
-    by_step: float = 0.0  # the part of `seconds` that is theirs
+    by_step: float = 0.0  # the part of `seconds` of these runs
     unknown: dict[str, list[str]] = field(default_factory=dict)  # why a run cannot be built -> identities
     memory: float = 0.0  # bytes, of the largest run
     kept: float = 0.0  # bytes on disk, of all runs when they are finished
@@ -74,9 +74,9 @@ class ResourceEstimate(RunTimes):
         self.kept += state if job.config.settings.save_models else 0
 
     def of_a_call(self, at_once: int) -> float:
-        """Return the seconds of a call that makes them, `at_once` at a time, its processes' start among them.
+        """Return the seconds of a call that makes them, `at_once` at a time, including the start of its processes.
 
-        What was timed is the time of a core that nobody else has; others may have it now.
+        The timed steps had a core without other load; now it may have some.
         """
         own = self.by_step + STARTED * (self.finished + self.timed)
         return (self.seconds - self.by_step + contention() * own) / at_once + contention() * START
@@ -90,7 +90,7 @@ class ResourceEstimate(RunTimes):
 def estimate(
     plan: Plan, missing: Sequence[Job], at_once: int = 1, paces: dict[str, float] | None = None
 ) -> ResourceEstimate:
-    """Return what the runs `missing` of `plan` take, of which `at_once` share the cores; studies are left out.
+    """Return the cost of the runs `missing` of `plan`, of which `at_once` share the cores; studies are left out.
 
     `paces`: seconds of a step that earlier estimates timed, to which this one adds its own.
     """
@@ -105,7 +105,7 @@ def estimate(
 
 
 def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
-    """Yield lines for people, of runs of which `at_once` run at a time: what cannot be built, what the rest takes."""
+    """Yield lines for the user, for `at_once` runs at a time: which runs cannot be built, and what the others take."""
     total = estimate(plan, missing, at_once)
     for reason, identities in total.unknown.items():
         yield f"cannot be built: {of_runs(plan, identities)}: {reason}"

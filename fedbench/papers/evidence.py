@@ -57,7 +57,7 @@ class ColumnWork:
 
     selection: Selection  # of this column
     missing: tuple[Job, ...]
-    values: int  # published ones without all their seeds
+    values: int  # published values without all their seeds
     seconds: float  # of all runs, one after another
 
     @property
@@ -94,7 +94,7 @@ def paper_tables() -> list[str]:
 
 
 def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[list[ColumnWork], dict[str, int]]:
-    """Return what each column lacks that can be run here, and how many values lack what (a reason each).
+    """Return the missing runs of each column that can run here, and the number of values that cannot, by reason.
 
     A run that several columns need counts in each of them.
 
@@ -126,7 +126,7 @@ def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[li
 
 
 def ordered(works: Sequence[ColumnWork], seconds: float) -> list[ColumnWork]:
-    """Return the columns by values an hour; those that fit into `seconds` one after another come before the others."""
+    """Return the columns by values per hour; those that fit into `seconds` one after another come first."""
     fits, rest = list[ColumnWork](), list[ColumnWork]()
     for work in sorted(works, key=lambda each: -each.rate):
         (fits if work.seconds <= seconds else rest).append(work)
@@ -155,7 +155,7 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) ->
 
 
 def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[str], seconds: float) -> int:
-    """Make the runs in the order of their columns until `seconds` are over; write a table whenever it has one more."""
+    """Make the runs in the order of their columns until `seconds` are over; write a table after each new run."""
     jobs = list({job.identity: job for work in works for job in work.missing}.values())
     tables: dict[str, set[str]] = {}
     for work in works:

@@ -42,10 +42,10 @@ def run_all(
 ) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
-    `join_seeds`: where runs are stacked, those that differ in seed and learning rate alone are one program; their times
-    are then shares of it.
-    A job that fails leaves its reason in its folder and does not stop the others. `watch` is told now and then, from
-    another thread, and once at the end, which are done.
+    `join_seeds`: stacked runs that differ only in seed and learning rate are one program; their times are then shares
+    of its time.
+    A job that fails leaves its reason in its folder and does not stop the others. `watch` gets the finished jobs now
+    and then, from another thread, and once at the end.
     """
     every = [job for wave in waves for job in wave]
     with _watching(every, watch):
@@ -56,10 +56,10 @@ def run_all(
 
 
 def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
-    """Return jobs that differ in their seeds and learning rates only, where they would train on the stacked engine.
+    """Return groups of jobs that differ only in seed and learning rate and would train on the stacked engine.
 
-    None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it. `cards`:
-    each gets one from its launcher, whether there is one here or not.
+    Jobs with a tracker are left out, because wandb allows one run at a time in a process. `cards`: the launcher gives
+    each job a GPU, even if this machine has none.
     """
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -113,10 +113,10 @@ DIED = "its process died (killed, out of memory, or its machine is gone)"
 
 
 def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Sequence[int]], list[JobReturn]]) -> None:
-    """Give all tasks, by their numbers, to `attempt`; those whose process died once more.
+    """Give all tasks, by their numbers, to `attempt`, and those whose process died a second time.
 
-    One of joblib's processes takes all others with it, and nobody says which it was. So each task that had begun then
-    runs alone, and a task that kills its process costs no other.
+    A dying process of joblib ends all others, and its task is not known. So each task that had begun then runs alone,
+    and a task that kills its process costs no other.
     """
     batches = [list(range(len(tasks)))]
     died_before: set[int] = set()
@@ -157,12 +157,12 @@ def _failed(returned: JobReturn | None) -> bool:
 
 
 def _log(folder: Path, number: int) -> Path:
-    """The log of a task, which is there from its beginning, and after its death."""
+    """The log of a task, which exists from its beginning and survives its death."""
     return folder / f"{number}.log"
 
 
 def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> None:
-    """Note in the folders of a task's runs why its process died, or could not read its configuration."""
+    """Write into the folders of a task's runs why its process died or could not read its configuration."""
     for job in task:
         if not job.finished and not job.failure:
             with contextlib.suppress(Exception), job.folder.noting_failure():
@@ -182,9 +182,9 @@ def _plain(job: Job, *, shared: bool, apart: bool, here: bool) -> dict[str, Any]
 
 
 def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config: DictConfig) -> JobOutcome:
-    """Run one task of the launcher, in whatever process; note failures in the runs' folders.
+    """Run one task of the launcher in any process, and write failures into the runs' folders.
 
-    Of what Hydra composes for it, its number among `plains` and the folder of its log are looked at.
+    Of Hydra's config for the task only its number among `plains` and the folder of its log are used.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -197,7 +197,7 @@ def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config:
 
 
 def _run(runs: Sequence[RunConfig]) -> str:
-    """Make the runs; return why those failed whose folders cannot hold it."""
+    """Make the runs; return the reasons of failures that could not be written into the runs' folders."""
     from fedbench.runs.execution import execute, execute_batched, folder_of
 
     unwritten: list[str] = []
@@ -213,7 +213,7 @@ def _run(runs: Sequence[RunConfig]) -> str:
 
 @contextlib.contextmanager
 def _noting(folder: RunFolder, unwritten: list[str]) -> Iterator[None]:
-    """Note in `folder` why the block failed; where the folder cannot hold it, as on a full disk, in `unwritten`."""
+    """Write into `folder` why the block failed; if that fails too, as on a full disk, add it to `unwritten`."""
     try:
         with folder.noting_failure():
             yield
@@ -224,7 +224,7 @@ def _noting(folder: RunFolder, unwritten: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """Send what this process prints to a log, which stays if the process dies in the block, not if it is stopped."""
+    """Send this process's output to a log, which remains if the process dies in the block, but not if it is stopped."""
     with path.open("ab") as log:
         log.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         log.flush()

@@ -135,7 +135,7 @@ def _method_of(run: RunConfig, kind: type[MethodT]) -> MethodT:
 def solver_orders(plan: FigurePlan, arrays: Arrays) -> Arrays:
     """Run FedCollab's solver from 100 orders: `values` [orders, visits] of Eq. 10, `iterations` [orders], `clients`.
 
-    An order that has stopped stays where it is.
+    A finished order keeps its last value.
     """
     run = _first_run(plan)
     sizes = build(run).population.sizes.numpy()
@@ -153,7 +153,7 @@ def solver_orders(plan: FigurePlan, arrays: Arrays) -> Arrays:
 
 
 def label_map(plan: FigurePlan, _arrays: Arrays) -> Arrays:
-    """Return `label_map` [N, K]: what each client sees in the place of each label."""
+    """Return `label_map` [N, K]: the label that each client sees for each label."""
     return {"label_map": np.asarray(split_data(_first_run(plan))[1].label_map)}
 
 
@@ -171,7 +171,7 @@ def subregion_draws(plan: FigurePlan, arrays: Arrays) -> Arrays:
 def domain_images(plan: FigurePlan, _arrays: Arrays) -> Arrays:
     """Return `images` [domains, H, W, C] in [0, 1], a sample of one class of each domain, and the domains' names.
 
-    Where the data have no domains, the images of clients whose data are transformed stand for them.
+    If the data have no domains, images of clients with transformed data replace them.
     """
     run = _first_run(plan)
     dataset, split = split_data(run)

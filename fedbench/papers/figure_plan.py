@@ -34,9 +34,9 @@ class Setting:
 
     overrides: tuple[str, ...] = ()
     seeds: int = 1
-    rows: tuple[str, ...] = ()  # labels; none: all
+    rows: tuple[str, ...] = ()  # labels of the rows; (): all
     columns: tuple[str, ...] = ()
-    data: str = ""  # what the caption says of data and protocol
+    data: str = ""  # the caption's words on data and protocol
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class FigureSpec:
 
     name: str
     paper: str  # a key of PAPERS
-    figure: str  # its number there
+    figure: str  # its number in the paper
     title: str
-    claim: str  # what the paper says that it shows
+    claim: str  # the paper's claim about it
     settings: dict[str, Any]  # paper: as published; open: on data that anyone has; quick: minutes
     base: tuple[str, ...] = ()  # overrides of every run, before the column's and the row's
     rows: tuple[RowSpec, ...] = ()
     columns: tuple[ColumnSpec, ...] = ()
     reads: dict[str, Any] = field(default_factory=dict)  # fedbench.papers.figure_arrays
     runs: bool = True  # false: drawn from data and partitions, nothing is trained
-    note: str = ""  # what the caption adds
+    note: str = ""  # addition to the caption
 
     @property
     def mirrors(self) -> str:
@@ -93,7 +93,7 @@ def load_figure_spec(name: str) -> FigureSpec:
 
     Raises:
         UnknownName: no such figure, or a key that does not exist.
-        ConfigError: a value of the wrong type, or a setting that is lacking.
+        ConfigError: a value of the wrong type, or a missing setting.
     """
     name = name.replace("-", "_")
     return parse_figure_spec(content_of("figure", name), name)
@@ -103,7 +103,7 @@ def parse_figure_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
     """Return a figure from the plain content of its YAML.
 
     Raises:
-        UnknownName: a key, paper or scale that there is none of.
+        UnknownName: an unknown key, paper or scale.
         ConfigError: no quick setting.
     """
     where = f"figure '{name}'"
@@ -140,10 +140,10 @@ class FigurePlan:
     scale: str
     runs: Plan
     selection: Selection
-    substituted: str = ""  # why it is not at the paper's setting although that was asked for
+    substituted: str = ""  # why it is not at the requested setting of the paper
 
     def missing(self) -> list[Job]:
-        """Return the runs to be made; one that is there without what is to be recorded is made again."""
+        """Return the runs to make; a finished run that lacks a recorded array is made again."""
         if not self.spec.runs:
             return []
         without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config, job.run.arrays)]
@@ -164,7 +164,7 @@ class FigurePlan:
 def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
     """Compose the runs of a figure; nothing is trained or loaded.
 
-    Where the paper's data are not on this machine, `scale=paper` is the figure's open setting, if it has one.
+    Without the paper's data on this machine, `scale=paper` is the figure's open setting, if it has one.
 
     Raises:
         UnknownName: a scale that the figure does not have.
@@ -196,7 +196,7 @@ def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force
 
 
 def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """Return each run of several figures once, with what any of them records."""
+    """Return each run of several figures once, with the recorders of all of them."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.identity, []).append(job)
@@ -234,9 +234,9 @@ class Drawn:
     data: str
     seeds: tuple[int, ...]
     command: str
-    claim: str  # what the paper says that its figure shows
+    claim: str  # the paper's claim about its figure
     note: str = ""
-    runs: str = ""  # FigurePlan.keys, which tell whether the figure is of today's settings
+    runs: str = ""  # FigurePlan.keys, which show whether the figure has today's settings
 
     @property
     def caption(self) -> str:
@@ -248,7 +248,7 @@ class Drawn:
 
 
 def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
-    """Write the arrays of a figure, in the single precision that it shows, and what is said of them, and draw it."""
+    """Write the arrays of a figure in single precision, which is enough to draw, with its description, and draw it."""
     spec = plan.spec
     changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
     drawn = Drawn(
@@ -274,7 +274,7 @@ def draw_figure(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str
 
 
 def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
-    """Draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
+    """Draw the figure kept at `place` (no suffix) again, with the words of today's YAML."""
     drawn, arrays = load_figure(place)
     spec = load_figure_spec(drawn.name)
     drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
@@ -285,7 +285,7 @@ def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
 
 
 def load_figure(place: Path) -> tuple[Drawn, Arrays]:
-    """Return what `save_figure` kept at `place` (no suffix).
+    """Return the figure that `save_figure` kept at `place` (no suffix).
 
     Raises:
         Damaged: it is not as it was written.
@@ -305,13 +305,13 @@ def files_of_figure(place: Path) -> Archive:
 
 
 def place_of_figure(folder: Path, name: str, scale: str = PAPER) -> Path | None:
-    """Return where the figure is kept at `scale`, or nearest the paper's (no suffix); None if it has not been made."""
+    """Return where the figure is kept at `scale`, or at the scale nearest the paper's (no suffix); None if nowhere."""
     places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
     return next((place for place in places if files_of_figure(place).has(f"{place.name}.json")), None)
 
 
 def drawn_figures(folder: Path) -> list[Drawn]:
-    """Return every figure that is there, at the scale nearest the paper's, paper by paper."""
+    """Return every drawn figure at the scale nearest the paper's, by paper."""
     places = [place_of_figure(folder, spec.name) for spec in ordered_specs()]
     return [load_figure(place)[0] for place in places if place is not None]
 
@@ -323,7 +323,7 @@ def write_overview(folder: Path) -> None:
 
 
 def overview_text(found: Sequence[Drawn]) -> str:
-    """Return the page: a line a figure, with the paper's claim and what was run."""
+    """Return the page with a line for each figure: the paper's claim and the setting of the runs."""
     lacking = sorted(set(groups.names("figure")) - {each.name for each in found})
     counts = ", ".join(f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items())
     lines = [HEAD, f"{len(found)} figures: {counts}."]

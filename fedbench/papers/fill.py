@@ -1,4 +1,4 @@
-"""From a plan whose runs are done to the filled table, its rows, its curves, its matrices and its clients."""
+"""From a plan with finished runs to the filled table with its rows, curves, matrices and clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS = 50  # of a learning curve that are kept
 
 
 def fill(plan: Plan) -> TableResult:
-    """Return the table with every value that the finished runs give; nothing is trained."""
+    """Return the table with all values of finished runs; nothing is trained."""
     cells = [_cell(plan, cell, metric) for cell in plan.cells for metric in plan.spec.metrics]
     return TableResult(plan.spec, tuple(cells), _provenance(plan))
 
@@ -63,7 +63,7 @@ def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:
-    """Yield the labels of row and column, and the job, of every run of which there is a result."""
+    """Yield the labels of row and column, and the job, of every run with a result."""
     for cell in plan.cells:
         for job in cell.jobs:
             if not job.study and plan.has(cell, job):
@@ -71,7 +71,7 @@ def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:
 
 
 def _baselines(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield the result row of every baseline that has one: values depend on its code as well."""
+    """Yield the result row of every baseline that has one, because values depend on its code too."""
     for cell in plan.cells:
         for job in cell.baselines:
             if result := job.folder.result() if job.finished else plan.stored.rows.get(job.key):

@@ -75,7 +75,7 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
 
 
 def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
-    """Draw the board, say what it lacks of the rows and seeds that are asked for, and return the exit code."""
+    """Draw the board, print the missing ones of the selected rows and seeds, and return the exit code."""
     from fedbench.core.files import write_text
     from fedbench.papers import standings, store
 
@@ -100,7 +100,7 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
 
 
 def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
-    """Run what `ledger` lacks, stage by stage, and record each; return what of a stage is not there, which ends it."""
+    """Run what `ledger` lacks, stage by stage, and record it; stop at a stage with missing runs and return these."""
     from fedbench.engine.hardware import stacks
     from fedbench.papers.boards import FINAL, stages
 
@@ -127,7 +127,7 @@ def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), 
 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
-    """Yield what the runs take that a board lacks, by a step of each row's method timed here; nothing is trained."""
+    """Yield the time of a board's missing runs, from one timed step of each row's method; nothing is trained."""
     from fedbench.papers.boards import BoardTrial, stages
     from fedbench.papers.estimate import START, STARTED, ResourceEstimate
     from fedbench.runs.estimate import contention

@@ -51,11 +51,11 @@ class Measure(ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """What the number is, for a reader."""
+        """The meaning of the number, for a reader."""
 
     @property
     def reads_local(self) -> bool:
-        """Whether the number exists only for a run that was compared with Local."""
+        """Whether the number exists only for a run with a comparison with Local."""
         return False
 
 
@@ -71,10 +71,10 @@ class Result(Measure):
         return self.factor * run.column(self.column)
 
     def check(self) -> None:
-        """Refuse a column that no run has.
+        """Refuse an unknown column.
 
         Raises:
-            UnknownName: with the nearest that there are.
+            UnknownName: names the nearest known ones.
         """
         if self.column not in NUMBERS and not self.column.startswith(FAMILIES):
             raise unknown("result column", self.column, NUMBERS)
@@ -107,7 +107,7 @@ class Clients(Measure):
             )
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """Return the number. Raises ConfigError where the run has no such clients."""
+        """Return the number. Raises ConfigError if the run lacks these clients."""
         rows = run.client_rows[self.first : self.last + 1]
         if len(rows) <= self.last - self.first:
             count = len(run.client_rows)
@@ -129,7 +129,7 @@ class Speedup(Measure):
     test_set: str = "local"
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """Return the number; nan if this run never gets there (censored)."""
+        """Return the number; nan if this run never reaches the accuracy (censored)."""
         if baseline is None:
             raise ConfigError("the measure 'speedup' needs a row with a baseline")
         reference = float(np.nanmax(baseline.curve(self.test_set)))

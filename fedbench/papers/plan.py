@@ -1,4 +1,4 @@
-"""From a table to the runs that fill it, and back: what is finished, what is to be run or cannot be, what came out."""
+"""From a table to its runs and back: which are finished, missing or impossible, and their values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """A name that tells runs and studies apart, and those of one configuration."""
+        """A name that distinguishes runs and studies, also those of one configuration."""
         return f"{self.study} {self.key}"
 
     @cached_property
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Return whether its result is there, as the config asks for it, and of today's code if it wants no other."""
+        """Return whether its result exists as the config asks, with today's code if the config accepts no other."""
         there = run_status(self.config, self.folder, tell=False) == "finished"
         return there and (bool(self.study) or is_compared(self.config, self.folder))
 
@@ -77,19 +77,19 @@ class Job:
 
         Raises:
             Damaged: its row is not as it was written.
-            FedbenchError: its folder is of another configuration, or of other samples.
+            FedbenchError: its folder belongs to another configuration or to other samples.
         """
         self.folder.result()
         return Run(self.folder.path)
 
     @property
     def failure(self) -> str:
-        """Return why it failed when it was last run; "" if it did not."""
+        """Return why its last try failed; "" if it did not."""
         return self.folder.failure()
 
 
 def local_reference(job: Job) -> Job:
-    """Return the Local run that `job` is measured against; a Local run itself needs none other."""
+    """Return the Local run that `job` is compared with; None for a Local run."""
     if job.config.local is None:
         return job
     values = job.config.local_values
@@ -101,7 +101,7 @@ def local_reference(job: Job) -> Job:
 
 
 def _option(value: Any) -> str:
-    """Return a value of a plain config as a command line gives it; of a group its name."""
+    """Return a value of a plain config as on a command line, for a group its name."""
     return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
 
 
@@ -112,29 +112,29 @@ def unique(jobs: Sequence[Job]) -> list[Job]:
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The runs behind a row in a column: one a seed, and as many of the baseline where the row has one."""
+    """The runs behind a row in a column: one for each seed, and as many of the baseline if the row has one."""
 
     row: RowSpec
     column: ColumnSpec
     jobs: tuple[Job, ...] = ()
     baselines: tuple[Job, ...] = ()
-    seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
-    selected: bool = True  # by the command line, whether it can be run or not
-    reason: str = ""  # why there are no jobs, or none of seeds that are asked for
-    parts: tuple[CellRuns, ...] = ()  # of a column that is a mean: the cells that it is of
+    seeds: frozenset[int] = frozenset()  # seeds to run; other jobs are shown if they have results
+    selected: bool = True  # the command line selects it, even if it cannot run
+    reason: str = ""  # why there are no jobs, or none for requested seeds
+    parts: tuple[CellRuns, ...] = ()  # the averaged cells of a column that is a mean
 
     @property
     def asked(self) -> tuple[Job, ...]:
-        """The runs that are asked for."""
+        """The requested runs."""
         own = tuple(job for job in self.jobs if job.seed in self.seeds)
         return (*own, *(job for part in self.parts for job in part.asked))
 
     def baseline_of(self, job: Job) -> Job | None:
-        """Return the run that `job` is held against; None if there is none."""
+        """Return the baseline run of `job`; None if there is none."""
         return next((each for each in self.baselines if each.seed == job.seed), None)
 
     def keys(self, job: Job) -> tuple[str, str]:
-        """Return (run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
+        """Return the keys that its values depend on: (run key of `job`, that of its baseline or else its own)."""
         return job.key, (self.baseline_of(job) or job).key
 
 
@@ -150,7 +150,7 @@ class Plan:
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """Every run that is asked for, once: first the Local runs that others are measured against."""
+        """Every requested run, once; the Local runs that others are compared with come first."""
         every: list[Job] = []
         for cell in self.cells:
             for job in (each for each in cell.jobs if each.seed in cell.seeds):
@@ -159,7 +159,7 @@ class Plan:
         return tuple(unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
-        """Return the runs that are asked for and have no result."""
+        """Return the requested runs without a result."""
         local = {job.identity for job in self._local(self.jobs)}  # needed as runs, to be measured against
         return [
             job
@@ -168,15 +168,15 @@ class Plan:
         ]
 
     def is_stored(self, cell: CellRuns, job: Job) -> bool:
-        """Return whether the results of `job` are recorded in the table's folder, all of them."""
+        """Return whether all results of `job` are recorded in the table's folder."""
         return all(value is not None for value in self._values(cell, job))
 
     def has(self, cell: CellRuns, job: Job) -> bool:
-        """Return whether there is a result of `job`: its run, or a record of some of its metrics."""
+        """Return whether `job` has a result: its run, or a record of some of its metrics."""
         return job.finished or any(value is not None for value in self._values(cell, job))
 
     def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
-        """Return the recorded value of `metric` for `job`, nan if censored; None if none stands."""
+        """Return the recorded value of `metric` for `job`, nan if censored; None if no valid one exists."""
         if self._unwanted(cell, job):
             return None
         return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
@@ -185,7 +185,7 @@ class Plan:
         return [self.value(cell, job, each) for each in self.spec.metrics]
 
     def _unwanted(self, cell: CellRuns, job: Job) -> bool:
-        """Return whether the record of `job` is of other samples than those here, or is outdated and not wanted.
+        """Return whether the record of `job` has other samples than those here, or is outdated and not accepted.
 
         Raises:
             Stale: it is outdated, by its code, that of its baseline or its Local, and stale=error.
@@ -216,13 +216,13 @@ class Plan:
         return {job.identity for cell in self.cells for job in cell.jobs if self.is_stored(cell, job)}
 
     def _local(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the Local runs beside those of `jobs` that have no record."""
+        """Return the Local runs, besides those of `jobs`, without a record."""
         alone = [job for job in jobs if not job.study and job.identity not in self._stored_identities]
         return unique([local_reference(job) for job in alone])
 
 
 def provenance(table: TableSpec, selection: Selection) -> Provenance:
-    """Return what of the selection a reader of the table must know."""
+    """Return the parts of the selection that a reader of the table must know."""
     varied = tuple(
         text for text in selection.changed if text in table.left_open or text.partition("=")[0] in table.left_open
     )
@@ -261,7 +261,7 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
 
 
 def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
-    """Refuse columns whose runs differ in the place of their data alone, which no key tells."""
+    """Refuse columns whose runs differ only in the path of their data, which no key contains."""
     places: dict[str, tuple[str, str]] = {}
     for job in (job for cell in cells for job in (*cell.jobs, *cell.baselines)):
         data = job.config.plain["dataset"]
@@ -272,7 +272,7 @@ def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
 
 
 def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
-    """Return why nothing in the column can be run; "" if it can."""
+    """Return why nothing in the column can run; "" if it can."""
     _, plain = compose_cell(table, column, (), selection)
     try:  # the data and the network alone: not every method could train it
         dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))

@@ -26,9 +26,9 @@ TENTH = 0.1
 
 
 def width(metric: str, published: float, clients: int | None) -> float | None:
-    """Return the margin around a published mean; None if it cannot be told (IPR without N, a share of 0).
+    """Return the margin around a published mean; None if it is unknown (IPR without N, a share of 0).
 
-    `clients`: their number, where it is known.
+    `clients`: their number, if it is known.
     """
     if metric == "ipr":
         return 100 / clients if clients else None
@@ -64,7 +64,7 @@ class Published:
 
     @property
     def text(self) -> str:
-        """The value as printed: mean, and ± std where there is one."""
+        """The value as printed: mean, and ± std if there is one."""
         spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
         return f"{self.bound}{self.mean:.{self.decimals}f}{spread}"
 
@@ -79,7 +79,7 @@ def read_published(path: Path) -> tuple[Published, ...]:
     """Return the values in a file of this form.
 
     Raises:
-        Damaged: it is no such file; says which line.
+        Damaged: the file has another form; names the line.
     """
     line = 1
     try:

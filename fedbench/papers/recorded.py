@@ -51,7 +51,7 @@ TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
 
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
-    """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
+    """Return keys of runs in `rows` whose IPR or RSD differs from that of their `clients` with the Local in `rows`."""
     lines = [row for row in rows if not row["row"].endswith(BASELINE)]  # of a baseline no clients are kept
     kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in lines}
     found = set()
@@ -75,7 +75,7 @@ class StoredTable:
     curves: tuple[Mapping[str, str], ...] = ()
     matrices: Arrays = field(default_factory=dict)  # of runs, by `place_of`
     clients: Arrays = field(default_factory=dict)
-    # keys of the runs measured against another result of Local than the recorded
+    # keys of the runs that were compared with another result of Local than the recorded one
     apart: frozenset[str] = frozenset()
 
     @property
@@ -84,7 +84,7 @@ class StoredTable:
         return self.table.provenance if self.table else None
 
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
-        """Return the seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        """Return the seeds for which a cell has a value in any metric; none if the row or column has changed."""
         return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
 
     def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str) -> float | None:
@@ -100,7 +100,7 @@ class StoredTable:
         return [dict(p) for p in self.curves if (p["row"], p["column"], p["seed"]) == (row, column, str(seed))]
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
-        """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        """Return whether the stored values of `metric` in this cell have today's measure; labels do not matter."""
         today = metric.measured(row, column)
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
             return False
@@ -118,7 +118,7 @@ def read_stored(folder: Path) -> StoredTable:
     """Return what is stored in `folder`, which may be missing.
 
     Raises:
-        FedbenchError: table.zip is there and unreadable.
+        FedbenchError: table.zip is unreadable.
     """
     if not (folder / ARCHIVE).is_file():
         return StoredTable()
@@ -131,7 +131,7 @@ def read_stored(folder: Path) -> StoredTable:
 
 
 def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
-    """Return whether a stored measure is today's, whichever of its defaults either writes out."""
+    """Return whether a stored measure is today's; written-out defaults do not matter."""
     if old == today:
         return True
     wanted = measures.build(today)
@@ -156,8 +156,8 @@ class RunCounts:
 
     runs: int = 0
     changed: int = 0  # made by other code than today's
-    unknown: int = 0  # recorded before code was
-    apart: int = 0  # measured against another result of Local than the table's
+    unknown: int = 0  # recorded without code hashes
+    apart: int = 0  # compared with another result of Local than the table's
 
     def __add__(self, other: RunCounts) -> RunCounts:
         mine, others = dataclasses.astuple(self), dataclasses.astuple(other)

@@ -38,7 +38,7 @@ FORMATS = (CSV, TEX)  # that a table is drawn in on demand
 
 
 def formats_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the formats of these names. Raises UnknownName for one that there is none of."""
+    """Return the formats of these names. Raises UnknownName for an unknown one."""
     found = tuple(names)
     for name in found:
         if name not in FORMATS:
@@ -47,10 +47,10 @@ def formats_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
-    """Draw the table stored in `folder` as table.md beside it.
+    """Draw the table stored in `folder` as table.md in the same folder.
 
-    Of `formats` tex gives table.tex. csv gives cells.csv and the tests that the table allows. significance.csv has rows
-    against the headline, bias.csv groups of rows against the paper, specificity.csv every cell against every published
+    The format tex gives table.tex. csv gives cells.csv and the tests that the table allows: significance.csv compares
+    rows with the headline, bias.csv groups of rows with the paper, and specificity.csv every cell with every published
     value of its column and metric.
 
     Returns:
@@ -132,7 +132,7 @@ def draw_markdown(table: TableResult) -> str:
 
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
-    """Return which published rows each row of ours matches, a sign for each metric; "" without a verdict."""
+    """Return which published rows each of our rows matches, with a sign for each metric; "" without a verdict."""
     found = comparisons.matrix(layout.matches, column.label)
     rows = list(dict.fromkeys(row for row, _ in found))
     published = list(dict.fromkeys(name for _, name in found))
@@ -193,17 +193,17 @@ class FilledTable:
 
     @cached_property
     def table(self) -> TableResult:
-        """The specification with its cells, and what of it other code made."""
+        """The specification with its cells, and which of them other code made."""
         return recorded.read_marked(self.folder)[0]
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One line a cell and metric: mean, standard deviation, values by seed, published value, verdict."""
+        """One line for each cell and metric: mean, standard deviation, values by seed, published value, verdict."""
         return frame_of(draw_csv(self.table).encode(), CELL_TEXT)
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """One line a run: its whole result row."""
+        """One line for each run: its whole result row."""
         return store.files_of(self.folder).frame(store.ROWS, (*PLACE, *TEXT))
 
     @cached_property
@@ -268,9 +268,9 @@ BORDER = 3  # characters between two columns of a rich table
 
 
 def draw_terminal(table: TableResult, width: int = 120) -> Group:
-    """Return all columns in which something ran, what the signs mean, and what is left out.
+    """Return all columns with a value, the meaning of the signs, and what is left out.
 
-    No cell is folded: metrics that do not fit beside each other into `width` characters stand below each other.
+    No cell is folded: metrics that do not fit into `width` characters side by side are placed below each other.
     """
     layout = Layout(table)
     drawn = [part for column in layout.columns for part in _column(layout, column, width)]
@@ -309,7 +309,7 @@ def _column(layout: Layout, column: ColumnSpec, width: int) -> Iterator[Words | 
 
 
 def _words(text: Text) -> Words:
-    """Return a cell; a dash for what did not run, of which a line below the table says why."""
+    """Return a cell; a dash means that it did not run, and a line below the table says why."""
     beside = "" if text.published == DASH else f" ({text.published})"
     sign = SIGNS.get(text.verdict.kind, "")
     return Words.assemble(

@@ -1,4 +1,4 @@
-"""`python -m fedbench reproduce` and `figure`: run what is missing of a table or of figures, and draw them."""
+"""`python -m fedbench reproduce` and `figure`: make the missing runs of a table or of figures, and draw them."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ ELSEWHERE = "another process is running it, or was stopped; the same command res
 
 
 def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tuple[Selection, list[str]]:
-    """Return what a command line selects, and its words that are no KEY=VALUE.
+    """Return a command line's selection, and its words that are not KEY=VALUE.
 
     Raises:
-        ConfigError: a value of the wrong type, or an override that no plan takes.
+        ConfigError: a value of the wrong type, or an override that no plan accepts.
     """
     given = ["dry_run=true" if text == "--dry-run" else _of_hydra(text) for text in arguments]
     texts, others, words = split_arguments(given, keys)
@@ -127,10 +127,10 @@ def _seeds(given: Any) -> list[int]:
 
 
 def _of_every_run(override: str) -> str:
-    """Return `override`, which every run of a plan is to have.
+    """Return `override`, which applies to every run of a plan.
 
     Raises:
-        ConfigError: of `seed`, as each run of a cell has its own; of `force`, as a plan only runs what is missing.
+        ConfigError: it sets `seed`, which each run of a cell has, or `force`, as a plan only makes missing runs.
     """
     key, _, given = override.lstrip("+~").partition("=")
     if key == "seed":
@@ -160,7 +160,7 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 
 
 def reproduce(selection: Selection) -> int:
-    """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
+    """Plan, run, fill and draw one table; return INCOMPLETE if a selected cell is missing, else OK."""
     launcher, at_once = launcher_of(selection)
     formats = render.formats_of(selection.formats)
     planned, folder = plan_of(selection)
@@ -185,7 +185,7 @@ def reproduce(selection: Selection) -> int:
 
 
 def write_table(selection: Selection) -> tuple[Plan, TableResult]:
-    """Fill the table of a selection with what has finished by now, draw it, and return its plan and itself."""
+    """Fill the table of a selection with the finished runs, draw it, and return its plan and itself."""
     from fedbench.papers import fill
 
     _, folder = plan_of(selection)
@@ -197,7 +197,7 @@ def write_table(selection: Selection) -> tuple[Plan, TableResult]:
 
 
 def plan_of(selection: Selection) -> tuple[Plan, Path]:
-    """Return what is selected, as it stands, and the folder of the filled table."""
+    """Return the plan of a selection in its present state, and the folder of the filled table."""
     from fedbench.papers import plan
 
     table = spec.load_spec(selection.table)
@@ -209,14 +209,14 @@ def plan_of(selection: Selection) -> tuple[Plan, Path]:
 
 
 def _require_cells(planned: Plan) -> None:
-    """Refuse to write a table without a single cell, as where all of its data is missing."""
+    """Refuse to write a table without any cell, for example if all of its data are missing."""
     if not any(cell.jobs for cell in planned.cells):
         reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
-    """Print the plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
+    """Print the plan: cells, runs, which are finished, which cannot run, and the time of the others."""
     from fedbench.papers.estimate import estimate_lines
     from fedbench.papers.plan import named
 
@@ -273,7 +273,7 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
 
 
 def _undecidable(plan: Plan) -> Iterator[str]:
-    """Yield which values that are asked for no outcome of the seeds could make equivalent, and how many seeds could."""
+    """Yield which requested values no outcome of the seeds could make equivalent, and how many seeds could."""
     from fedbench.papers.plan import named
 
     clients = plan.stored.table.clients if plan.stored.table else {}
@@ -416,7 +416,7 @@ def _figure_plans(selection: Selection) -> list[FigurePlan]:
 
 
 def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
-    """Draw a figure whose runs are there; else say why not."""
+    """Draw a figure if its runs are finished; else say why not."""
     from fedbench.papers import figure_arrays as arrays
     from fedbench.papers import figure_plan as plan
 
@@ -433,7 +433,7 @@ def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
 
 
 def _redraw_figures(selection: Selection, folder: Path) -> int:
-    """Draw figures again from what is kept."""
+    """Draw figures again from their stored arrays."""
     from fedbench.papers import figure_plan as plan
 
     places = {name: plan.place_of_figure(folder, name, selection.scale) for name in selection.figures}
@@ -476,9 +476,9 @@ def make_runs(
     join_seeds: bool = True,
     write: Callable[[Sequence[Job]], None] | None = None,
 ) -> None:
-    """Make the runs, with a bar; `write` is called now and then with those that have finished.
+    """Make the runs with a progress bar; `write` is called now and then with the finished ones.
 
-    Those of Local, which others are measured against, come first; with `write` all keep their order.
+    Runs of Local, with which others are compared, come first; with `write` all keep their order.
     """
     from fedbench.papers.execute import run_all
 

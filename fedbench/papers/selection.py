@@ -20,17 +20,17 @@ LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
 
 @dataclass(frozen=True)
 class Scale:
-    """What to change in a run's config; the defaults change nothing."""
+    """Changes of a run's config; the defaults change nothing."""
 
     name: str
     rounds: float = 1.0  # factor
-    epochs: int | None = None  # at most so many a round
-    iterations: int | None = None  # at most so many a round, where the protocol counts iterations
-    evaluations: int | None = None  # at most so many, evenly spread
+    epochs: int | None = None  # largest number in a round
+    iterations: int | None = None  # largest number in a round, if the protocol counts iterations
+    evaluations: int | None = None  # largest number, evenly spread
     seeds: int | None = None  # instead of the table's
     limit: int | None = None  # training samples of the data set
-    clients: int | None = None  # at most so many; a cohort that is a count shrinks with them
-    trained: bool = True  # false: too little for the methods' order to mean anything
+    clients: int | None = None  # largest number; a cohort that is a count shrinks with them
+    trained: bool = True  # false: training is too short for a meaningful order of the methods
     partition: dict[str, Any] = field(default_factory=dict)  # name -> fields, for partitions of fixed sizes
     method: dict[str, Any] = field(default_factory=dict)  # name -> fields, for methods of fixed local work
 
@@ -40,7 +40,7 @@ class Scale:
 
     @property
     def words(self) -> str:
-        """Return what it changes, in a sentence; "" if nothing."""
+        """Return a sentence on its changes; "" if there are none."""
         limits = {
             "epochs a round": self.epochs,
             "mini-batches a round, where they are counted": self.iterations,
@@ -96,26 +96,26 @@ class Selection:
     figures: tuple[str, ...] = ()
     board: str = ""
     scale: str = "paper"
-    rows: tuple[str, ...] = ()  # labels of those to be run; none: all
+    rows: tuple[str, ...] = ()  # labels of the rows to run; (): all
     columns: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale, the table or the figure says
+    seeds: tuple[int, ...] = ()  # (): 0, 1, ..., as many as the scale, the table or the figure has
     substitute: str = ""  # data set in place of the table's own
-    overrides: tuple[str, ...] = ()  # of every run, and of Hydra
-    jobs: int = 0  # runs at once; 0: one a core, on a GPU one
-    hours: float = positive(1.0)  # of `evidence`, after which it stops
+    overrides: tuple[str, ...] = ()  # overrides of every run, and of Hydra
+    jobs: int = 0  # runs at once; 0: one for each core, on a GPU one
+    hours: float = positive(1.0)  # hours after which `evidence` stops
     results: str = "results"
     retry: bool = False
     dry_run: bool = False
     render: bool = False
-    formats: tuple[str, ...] = ()  # none: svg and png of a figure, Markdown alone of a table
+    formats: tuple[str, ...] = ()  # (): svg and png for a figure, only Markdown for a table
 
     def selects(self, row: RowSpec, column: ColumnSpec) -> bool:
-        """Return whether the cell is to be run."""
+        """Return whether the cell is selected."""
         labels = ((row.label, self.rows), (column.label, self.columns))
         return all(not chosen or label in chosen for label, chosen in labels)
 
     def unlike_paper(self, row: RowSpec, column: ColumnSpec) -> str:
-        """Return why a cell would not have the paper's inputs, as `column` says it; "" if it would."""
+        """Return why, by `column`, a cell would not have the paper's inputs; "" if it would."""
         changed = {key_of(text) for text in self.changed} | ({"dataset"} if self.substitute else set())
         if column.unlike_with and changed.isdisjoint(column.unlike_with):
             return ""
@@ -128,13 +128,13 @@ class Selection:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The overrides of every run that change no result, as runs_dir=DIR."""
+        """The overrides of every run that change no result, such as runs_dir=DIR."""
         kept = (text for text in self.overrides if text not in self.launcher and is_setting(key_of(text)))
         return ("progress=none", *kept)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The overrides of every run that change results, as model=lenet5."""
+        """The overrides of every run that change results, such as model=lenet5."""
         others = (*self.launcher, *self.settings)
         return tuple(text for text in self.overrides if text not in others)
 
@@ -166,6 +166,6 @@ def compose_cell(
 
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
+    """Return the overrides without choices and options of groups for which `chosen` has a new choice."""
     chosen_anew = {key for text in chosen if "." not in (key := key_of(text))}
     return [text for text in overrides if key_of(text).partition(".")[0] not in chosen_anew]

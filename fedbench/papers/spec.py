@@ -22,13 +22,13 @@ class MetricSpec:
 
     name: str  # as in published.csv: acc, ipr, rsd, acc_global, ...
     label: str = "Acc %"
-    better: str = "higher"  # higher | lower | neither: which end is printed bold and ranks first
+    better: str = "higher"  # higher | lower | neither: the better end, which is bold and ranks first
     decimals: int = 2
     timing: bool = False  # seconds: they depend on the machine, so they get no verdict
     measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
 
     def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
-        """Return how it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
+        """Return its measure in a cell: `measure` with the changes of the column and the row."""
         own = [line.measures.get(self.name) or {} for line in (column, row)]
         return {**self.measure, **own[0], **own[1]}
 
@@ -40,9 +40,9 @@ class RowSpec:
     label: str
     overrides: tuple[str, ...] = ()  # of the run's config, after the column's
     published: dict[str, str] = field(default_factory=dict)  # filter; method: the label by default
-    baseline: tuple[str, ...] = ()  # overrides instead of `overrides`: the run that a ratio is taken to
+    baseline: tuple[str, ...] = ()  # overrides of the run in the denominator of a ratio
     study: str = ""  # what fills the cell instead of a training run (fedbench.papers.studies)
-    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
+    measures: dict[str, Any] = field(default_factory=dict)  # metric -> this row's own measure
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes. A mapping says it by override of
     # what is left open: the choice decides something there alone.
     exploratory: Any = None
@@ -59,8 +59,8 @@ class ColumnSpec:
     # Further overrides when another data set takes the place of the column's; a choice among them, as model=lenet5,
     # drops the earlier options of its group.
     substitute: tuple[str, ...] = ()
-    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
-    rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
+    measures: dict[str, Any] = field(default_factory=dict)  # metric -> this column's own measure
+    rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> their additional overrides
     exploratory: Any = None  # as a row's
     # Label of rows, or a glob -> why their inputs would not be the paper's here: such a cell is not run.
     unlike: dict[str, str] = field(default_factory=dict)
@@ -102,23 +102,23 @@ class TableSpec:
 
     name: str
     title: str
-    paper: str  # as in published.csv; "" for a table of our own, which mirrors nothing
+    paper: str  # as in published.csv; "" for a table of our own without published values
     table: str  # T1, ...
     metrics: tuple[MetricSpec, ...]
     rows: tuple[RowSpec, ...]
     columns: tuple[ColumnSpec, ...]
     base: tuple[str, ...] = ()  # overrides of every run, before the column's and the row's
     seeds: int = 5
-    published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
-    published_over_k: bool = False  # published deviations are over the seeds, not over one less
-    clients: int = 0  # of the paper, where it prints shares of them; 0: it does not
-    headline: str = ""  # label of the row that the paper claims to be best
+    published_seeds: int = 1  # seeds behind a published mean, as stated in the paper
+    published_over_k: bool = False  # true: published deviations divide by the seeds, not by one less
+    clients: int = 0  # the paper's number of clients, if it prints shares of them; else 0
+    headline: str = ""  # label of the paper's best row by its claim
     # Keys of a run that the paper does not settle, or overrides that do what its authors did: they void no verdict.
     left_open: tuple[str, ...] = ()
-    varies: str = ""  # the table whose published values stand here too, beside runs at other settings
+    varies: str = ""  # the table whose published values this one compares with runs at other settings
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> labels or globs of rows judged jointly
     exploratory: Any = None  # as a row's, of all rows
-    notes: tuple[str, ...] = ()  # what holds at every scale: settings, what the paper leaves open
+    notes: tuple[str, ...] = ()  # notes that hold at every scale: settings, open points of the paper
     findings: tuple[Finding, ...] = ()
 
     def places(self) -> Iterator[tuple[RowSpec, ColumnSpec, MetricSpec]]:
@@ -190,8 +190,8 @@ def load_spec(name: str) -> TableSpec:
     """Return the table in conf/table/`name`.yaml.
 
     Raises:
-        UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
-        ConfigError: a value of the wrong type, or a metric of which nothing says what it is.
+        UnknownName: no such table, key or row.
+        ConfigError: a value of the wrong type, or a metric without a definition.
     """
     content = content_of("table", name)
     spec = parse_spec(content)
@@ -216,8 +216,8 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
     """Return a table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
 
     Raises:
-        UnknownName: a key, metric or headline that there is none of.
-        ConfigError: a value that cannot be, or an exploratory mark without a reason.
+        UnknownName: an unknown key, metric or headline.
+        ConfigError: an impossible value, or an exploratory mark without a reason.
     """
     where = f"table '{content.get('name')}'"
     made: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}

@@ -35,15 +35,15 @@ class Standing:
     """A row in a federation."""
 
     row: str
-    trial: str = ""  # the chosen values, or those that lead so far
+    trial: str = ""  # the chosen values, or the best so far
     scores: Mapping[int, float] = field(default_factory=dict)  # seed -> test accuracy, percent
-    half: float = math.nan  # of the 95 % interval of the mean over seeds
-    best: bool | None = None  # cannot be told to be below the leader; None: too few seeds to tell
-    above: Mapping[str, bool] = field(default_factory=dict)  # reference -> whether it is above; missing: itself
+    half: float = math.nan  # half of the 95 % interval of the mean over seeds
+    best: bool | None = None  # not significantly below the leader; None: too few seeds
+    above: Mapping[str, bool] = field(default_factory=dict)  # other reference -> whether the row is above it
     trials: Mapping[int, float] = field(default_factory=dict)  # -> validation accuracy at the first rung; nan: failed
     chosen: int = 0  # its number
-    reached: int = 0  # seeds that came to Local's accuracy
-    megabytes: float = math.nan  # up and down, until then; mean over the seeds that did
+    reached: int = 0  # seeds that reached Local's accuracy
+    megabytes: float = math.nan  # traffic until then, up and down; mean over these seeds
     seconds: float = math.nan
     worst: float = math.nan  # mean of the worst tenth of clients, percent
     hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
@@ -68,11 +68,11 @@ class Table:
     setting: str
     seeds: tuple[int, ...]
     lines: tuple[Standing, ...]
-    declared: int  # seeds of the board
+    declared: int  # number of seeds that the board declares
 
     @property
     def ran(self) -> str:
-        """The seeds, and what is still to be run."""
+        """The seeds, and those that are missing."""
         missing = sum(line.lacks == NOT_RUN for line in self.lines)
         further = [f"{len(self.seeds)} of {self.declared} declared"] if len(self.seeds) < self.declared else []
         further += [f"without {missing} of {len(self.lines)} rows"] if missing else []
@@ -95,7 +95,7 @@ class Standings:
 
     @property
     def references(self) -> list[str]:
-        """The rows that every other one is held against."""
+        """The rows that all others are compared with."""
         return [*self.board["references"]]
 
 
@@ -193,18 +193,18 @@ def _standing(
 
 
 def _fewest(counts: Iterable[tuple[int, int]]) -> str:
-    """Return " (9 of 10 clients)" for the least of (clients with an accuracy, all); "" if that is all."""
+    """Return " (9 of 10 clients)" for the smallest of (clients with an accuracy, all); "" if all have one."""
     scored, every = min(counts, default=(0, 0), key=lambda each: each[0] - each[1])
     return f" ({scored} of {every} clients)" if scored < every else ""
 
 
 def _finite(line: Standing) -> list[float]:
-    """The trials' validation accuracies at the first rung, those that failed left out."""
+    """The trials' validation accuracies at the first rung, without failed trials."""
     return [each for each in line.trials.values() if math.isfinite(each)]
 
 
 def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standing]:
-    """Return the rows, highest mean first, with what can be told of the best and of the references."""
+    """Return the rows, highest mean first, with their comparisons with the best and the references."""
     scored = [each for each in found if each.scores]
     most = max((len(each.scores) for each in scored), default=0)  # a mean over the seeds that were left leads nothing
     best = next((each for each in scored if len(each.scores) == most >= LEAST_PAIRS), None)
@@ -231,7 +231,7 @@ def _paired(one: Standing, other: Standing) -> list[float]:
 
 
 def _test(one: Standing, other: Standing) -> tuple[float, float]:
-    """Return (mean difference, p) over the seeds that both have; p is 1 where these are too few."""
+    """Return (mean difference, p) over the seeds that both have; p is 1 if these are too few."""
     gaps = np.array(_paired(one, other))
     if len(gaps) < LEAST_PAIRS:
         return 0.0, 1.0
@@ -286,7 +286,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
 
 
 def rules(drawn: Standings) -> Iterator[str]:
-    """Yield what a reader must know of how the numbers came about."""
+    """Yield sentences on how the numbers are made."""
     board, references = drawn.board, ", ".join(drawn.references)
     rungs, (first, *more) = ", ".join(map(str, board["rungs"])), board["tuning_seeds"]
     further = f", at the last rung also {', '.join(map(str, more))}" if more else ""

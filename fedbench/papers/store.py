@@ -39,8 +39,8 @@ class Cell:
     seeds: tuple[int, ...] = ()  # of the values
     keys: tuple[str, ...] = ()  # run keys of the values
     published: Published | None = None
-    reason: str = ""  # why there is no value, or not one for every seed; "" if all ran
-    baselines: tuple[str, ...] = ()  # keys of the runs that the values are relative to, if the row has some
+    reason: str = ""  # why seeds have no value; "" if all ran
+    baselines: tuple[str, ...] = ()  # keys of the baseline runs, if the row has some
 
     @property
     def mean(self) -> float:
@@ -59,10 +59,10 @@ class Provenance:
 
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none
-    changed: tuple[str, ...] = ()  # further overrides given on the command line
-    varied: tuple[str, ...] = ()  # those of what the paper leaves open, which void no verdict
-    trained: bool = True  # false: too short for an order of the methods to mean anything
-    todo: int = 0  # TODO in the table's YAML of today, which is not filled in
+    changed: tuple[str, ...] = ()  # other overrides from the command line
+    varied: tuple[str, ...] = ()  # overrides of what the paper leaves open, which do not void verdicts
+    trained: bool = True  # false: too short for a meaningful order of the methods
+    todo: int = 0  # number of TODOs in today's YAML of the table
     machine: str = ""
     commit: str = ""
     date: str = ""
@@ -97,7 +97,7 @@ class TableResult:
     fewer: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
-        """Return why the verdicts on a row in a column are counted apart; "" if they are not."""
+        """Return why the verdicts on a row in a column are counted separately; "" if they are not."""
         (marked,) = (each for each in self.spec.rows if each.label == row)
         (place,) = (each for each in self.spec.columns if each.label == column)
         for line in (self.spec, marked, place):
@@ -107,7 +107,7 @@ class TableResult:
         return SEVERAL if self.spec.varies else ""
 
     def clients_of(self, column: str) -> int | None:
-        """Return how many clients a column has: those of its runs, or before any those of the paper, if known."""
+        """Return a column's number of clients: that of its runs, or without runs that of the paper, if known."""
         return self.clients.get(column) or self.spec.clients or None
 
     def cell(self, row: str, column: str, metric: str) -> Cell:
@@ -118,12 +118,12 @@ class TableResult:
         raise KeyError((row, column, metric))
 
     def cells_below(self, column: ColumnSpec, metric: MetricSpec) -> list[Cell]:
-        """Return the cells of a column and metric, one a row."""
+        """Return the cells of a column and metric, one for each row."""
         return [self.cell(row.label, column.label, metric.name) for row in self.spec.rows]
 
     @property
     def title(self) -> str:
-        """The table's title, and what is not as published."""
+        """The table's title with its differences from the published setting."""
         return self.provenance.named(self.spec)
 
 
@@ -148,7 +148,7 @@ def folder_of_table(results: Path | str, table: str, made: Provenance) -> Path:
 
 
 def place_of(row: str, column: str, seed: int | str) -> str:
-    """Return the name under which an array of a run is kept."""
+    """Return the name of a run's array in the files."""
     return SEPARATOR.join((row, column, str(seed)))
 
 
@@ -167,13 +167,13 @@ def save_table(
     matrices: Arrays | None = None,
     clients: Arrays | None = None,
 ) -> None:
-    """Write table.zip, as a whole; what is in it already and is not given stays.
+    """Write table.zip as a whole; parts of it that are not given stay.
 
     `rows` are result rows, `curves` points with row, column, seed, round and acc_on_<set> in percent; `matrices` [N, N]
     and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float32.
 
     Raises:
-        Damaged: what is there is not as it was written.
+        Damaged: the present file is not as it was written.
     """
     make_folder(folder)
     content = {
@@ -199,8 +199,8 @@ def files_of(folder: Path, kind: str = "table") -> Archive:
 def read_table(folder: Path) -> TableResult:
     """Return the table in `folder`, its cells as stored.
 
-    What they are judged by is looked up again: published values, and from the table's YAML of today what
-    is exploratory, what is still to do, notes and findings. So a correction shows at once.
+    The basis of verdicts is read anew: published values, and exploratory marks, TODOs, notes and findings from today's
+    YAML of the table. So a correction shows at once.
 
     Raises:
         Damaged: it is not as it was written.
@@ -231,7 +231,7 @@ def read_table(folder: Path) -> TableResult:
 
 
 def _clients(folder: Path) -> dict[str, int]:
-    """Return clients of the runs of each column, where they are known."""
+    """Return the number of clients of each column's runs, if known."""
     rows = [row for row in read_rows(folder) if row.get("clients")]
     if not all(row["clients"].isdecimal() and int(row["clients"]) and "column" in row for row in rows):
         raise files_of(folder).damaged(ROWS, "it holds no numbers of clients")
@@ -261,7 +261,7 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
 
 
 def read_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
-    """Return one line a run, or the points of the learning curves (CURVES); empty if no run finished."""
+    """Return one line for each run, or the points of the learning curves (CURVES); empty if no run finished."""
     files = files_of(folder)
     return files.csv(name) if files.has(name) else []
 
@@ -273,7 +273,7 @@ def read_arrays(folder: Path, name: str) -> dict[str, Array]:
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
-    """Return a cell without the published value, which has a file of its own; JSON has no nan."""
+    """Return a cell without the published value, which has its own file, and without nan, which JSON lacks."""
     content = {f.name: getattr(cell, f.name) for f in dataclasses.fields(cell) if f.name != "published"}
     return {**content, "values": [value if math.isfinite(value) else str(value) for value in cell.values]}
 

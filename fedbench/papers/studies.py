@@ -48,7 +48,7 @@ from fedbench.runs.fingerprint import load_data
 
 
 def model_cost(config: RunConfig) -> dict[str, float]:
-    """Return `macs` and `params` of the model that clients train (statistics of batch normalisation are none)."""
+    """Return `macs` and `params` of the clients' model (statistics of batch normalisation do not count as params)."""
     data = config.model.view(load_data(config.dataset))
     net = config.model.build(data.shape, data.classes)
     params = sum(leaf.numel() for leaf in net.parameters())
@@ -73,7 +73,7 @@ def discriminator_cost(config: RunConfig) -> dict[str, float]:
 
 
 def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the multiply-adds of `net` for one input of `shape`, counted while it runs."""
+    """Return the multiply-adds of `net` for one input of `shape`, counted in a forward pass."""
     counted: list[int] = []
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def operations(module: nn.Module, x: torch.Tensor, output: torch.Tensor) -> int:
-    """Return the operations of one layer for one sample; 0 for what holds other layers or does not count."""
+    """Return the operations of one layer for one sample; 0 for containers and for layers that do not count."""
     if isinstance(module, nn.Conv2d):
         return module.weight.numel() * output[0, 0].numel()
     if isinstance(module, nn.Linear):
@@ -138,7 +138,7 @@ def of_pairs(
 
 @functools.lru_cache(maxsize=8)
 def trained(plain: str) -> Trained:
-    """Return every client alone, as the config `plain` (JSON) says; the same models for all measures."""
+    """Train every client alone by the config `plain` (JSON); the models are the same for all measures."""
     config = from_plain(json.loads(plain))
     setup = build(config)
     trainer = pick_trainer(setup, config.hardware)
@@ -250,7 +250,7 @@ class Stopwatch(LoopedTrainer):
 
 
 def play(config: RunConfig) -> tuple[Stopwatch, State]:
-    """Return all rounds of a run, timed; clients are scored before the first and after the last only."""
+    """Make all rounds of a run, timed; clients are scored only before the first and after the last."""
     setup = build(config)
     setup = replace(setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds))
     watch = Stopwatch(setup)
@@ -271,9 +271,9 @@ def local_seconds(config: RunConfig) -> dict[str, float]:
 
 
 def fedsac_phases(config: RunConfig) -> dict[str, float]:
-    """Return seconds a round: `training` of one client, and of what FedSaC adds for all of its clients.
+    """Return seconds in a round: `training` of one client, and FedSaC's additional work for all of its clients.
 
-    That is `similarity`, `complementarity` (subspaces, their angles) and `optimization` (Eq. 8).
+    The latter is `similarity`, `complementarity` (subspaces, their angles) and `optimization` (Eq. 8).
     """
     method = config.method
     if not isinstance(method, FedSaC):

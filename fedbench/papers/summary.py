@@ -46,9 +46,9 @@ class Judged:
 
     paper: str
     folder: str
-    setting: str  # what was varied of what the paper leaves open; "" if nothing
-    keys: tuple[str, ...]  # of its runs, with the study where one was made of them
-    number: str  # what is read off them: the metric
+    setting: str  # changes of settings that the paper leaves open; "" if none
+    keys: tuple[str, ...]  # keys of its runs, with the study if there is one
+    number: str  # the metric that is read from the runs
     kind: str
     exploratory: bool
 
@@ -64,7 +64,7 @@ class VerdictTally:
 
 
 def write_summary(results: Path) -> None:
-    """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
+    """Write verdicts.md into `results` if a table there has a verdict; text below its last line is kept."""
     if found := judged({name: store.read_table(folder) for name, folder in store.table_folders(results).items()}):
         file = results / FILE
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -72,7 +72,7 @@ def write_summary(results: Path) -> None:
 
 
 def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
-    """Return every value with a verdict in filled tables, which are given by their names."""
+    """Return every value with a verdict in the filled tables, given by name."""
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
@@ -102,7 +102,7 @@ def tally_verdicts(found: Sequence[Judged]) -> list[VerdictTally]:
 
 
 class PaperCounts(NamedTuple):
-    """How many of a paper's published values have which outcome, in runs on its own data at its own setting."""
+    """The numbers of a paper's published values by outcome, in runs on its own data at its own setting."""
 
     agree: int
     differ: int
@@ -111,7 +111,7 @@ class PaperCounts(NamedTuple):
 
 
 def paper_counts(found: Sequence[Judged]) -> dict[str, PaperCounts]:
-    """Return the counts of each paper of which values are published here; `found` are judged values of all tables."""
+    """Return the counts of each paper with published values; `found` are the judged values of all tables."""
     own = {each.paper: each.values for each in tally_verdicts(found) if not each.setting}
     counted = {}
     for paper, published in Counter(each.paper for each in published_values()).items():
@@ -122,7 +122,7 @@ def paper_counts(found: Sequence[Judged]) -> dict[str, PaperCounts]:
 
 
 def _once(found: Sequence[Judged]) -> list[Judged]:
-    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
+    """Return each run's value once, from the table with most seeds."""
     kept: list[Judged] = []
     for each in sorted(found, key=lambda each: -len(each.keys)):
         if not any(each.number == other.number and set(each.keys) & set(other.keys) for other in kept):
@@ -136,12 +136,12 @@ def parted(found: Sequence[Judged]) -> list[list[Judged]]:
 
 
 def rows_of(found: Sequence[Judged]) -> int:
-    """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
+    """Return how many rows of runs are behind the values; values of one row come from the same runs."""
     return len({each.keys for each in found})
 
 
 def count_words(found: Sequence[Judged]) -> str:
-    """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
+    """Return the counts as a phrase with the rows of runs behind them, with exploratory values separately."""
     confirmed, exploratory = map(_phrase, parted(found))
     return (confirmed or "none") + (f"; exploratory: {exploratory}" if exploratory else "")
 

@@ -1,4 +1,4 @@
-"""A filled table in words, which every rendering shares: its cells, and what stands below them."""
+"""A filled table in words, which every rendering shares: its cells, and the lines below them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Text:
     verdict: Verdict
     place: int  # 1: best of its column and metric, 2: second, 0: neither
     ran: bool
-    also: tuple[str, ...] = ()  # other rows to whose published value it is equivalent as well
+    also: tuple[str, ...] = ()  # other rows whose published value it is also equivalent to
 
 
 class Layout:
@@ -52,17 +52,17 @@ class Layout:
 
     @cached_property
     def columns(self) -> list[ColumnSpec]:
-        """The columns in which something ran."""
+        """The columns with a value."""
         return [column for column in self.table.spec.columns if column.label in ran(self.table, "column")]
 
     @cached_property
     def rows(self) -> list[RowSpec]:
-        """The rows in which something ran."""
+        """The rows with a value."""
         return [row for row in self.table.spec.rows if row.label in ran(self.table, "row")]
 
     @property
     def left_out(self) -> str:
-        """The rows and columns that were not asked for, or have not begun; "" if there are none."""
+        """The rows and columns that are not requested or have no run yet; "" if there are none."""
         spec = self.table.spec
         begun = [cell for cell in self.table.cells if not _pending(cell)]
         shown = {column.label for column in self.columns}
@@ -99,7 +99,7 @@ def _pending(cell: Cell) -> bool:
 
 
 def ours(cell: Cell, metric: MetricSpec) -> str:
-    """Return our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
+    """Return our value: mean ± std, with the number of censored seeds; or the reason why there is none."""
     finite = [value for value in cell.values if math.isfinite(value)]
     if not cell.values:
         return cell.reason or "not run"
@@ -113,7 +113,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
-    """Return 1 for the best rows, 2 for the second, as they are printed; nothing where an order means nothing."""
+    """Return 1 for the best rows and 2 for the second, as printed; nothing if an order is meaningless."""
     if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
@@ -157,7 +157,7 @@ def setting(table: TableResult) -> str:
 
 
 def data(table: TableResult) -> str:
-    """Return the data sets that were run, and of how many columns."""
+    """Return the data sets of the runs, each with its number of columns."""
     columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
     if all(row.study.endswith("_cost") for row in table.spec.rows):
         return "none"  # operations and parameters are counted from shapes
@@ -169,7 +169,7 @@ def data(table: TableResult) -> str:
 
 
 def headings(table: TableResult, column: ColumnSpec) -> tuple[str, str]:
-    """Return a column's group and label; on other data than the paper's, those data and what they take the place of."""
+    """Return a column's group and label; on other data than the paper's, these data and those that they replace."""
     if not table.provenance.substitute:
         return column.group, column.label
     own = column.label if not column.group or column.group in column.label else f"{column.group}, {column.label}"
@@ -177,7 +177,7 @@ def headings(table: TableResult, column: ColumnSpec) -> tuple[str, str]:
 
 
 def ran(table: TableResult, side: str) -> set[str]:
-    """Return labels of the rows ("row") or columns ("column") in which something ran."""
+    """Return labels of the rows ("row") or columns ("column") with a value."""
     return {getattr(cell, side) for cell in table.cells if cell.values}
 
 
@@ -204,7 +204,7 @@ def commands(table: TableResult) -> Iterator[str]:
 
 
 def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
-    """Return `python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    """Return `python -m fedbench reproduce ...` for one cell with its seeds, or the table's if it has none."""
     chosen = [
         *_numbers("rows", table.spec.rows, {row}),
         *_numbers("columns", table.spec.columns, {column}),
@@ -222,7 +222,7 @@ def _made(table: TableResult) -> list[str]:
 
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
-    """Return `seeds=5`, or which; nothing for those that the table has anyway."""
+    """Return `seeds=5`, or a list of seeds; nothing for the table's default."""
     if own == tuple(range(selection.load_scale(table.provenance.scale).seeds or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
@@ -230,7 +230,7 @@ def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
 
 
 def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
-    """Return `key=1,3`, the places of the chosen lines; nothing for all of them."""
+    """Return `key=1,3`, the numbers of the chosen lines; nothing for all of them."""
     places = [str(number) for number, line in enumerate(lines, 1) if line.label in chosen]
     return [] if len(places) == len(lines) else [f"{key}={','.join(places)}"]
 
@@ -242,7 +242,7 @@ JUDGED_KINDS = tuple(SIGNS)
 
 
 def sentences(layout: Layout) -> Iterator[str]:
-    """Yield what is said of the verdicts; nothing for a table that mirrors no published one."""
+    """Yield sentences on the verdicts; nothing for a table without published values."""
     table = layout.table
     if not table.spec.paper:
         return
@@ -275,7 +275,7 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 
 
 def _partitions(table: TableResult) -> Iterator[str]:
-    """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
+    """Say what the intervals cover: only training seeds, or the draw of the partition too."""
     made = (*table.provenance.varied, *table.provenance.changed)
     filled, kept = ran(table, "column"), {}
     for column in table.spec.columns:
@@ -327,7 +327,7 @@ def _count_notes(table: TableResult) -> Iterator[str]:
 
 
 def _not_run(table: TableResult) -> Iterator[str]:
-    """Say for how many values that were not run no outcome could be equivalent."""
+    """Say how many values without runs could be equivalent by no outcome."""
     waiting = [cell for cell in table.cells if cell.published and not cell.values]
     found = [cell for cell in waiting if verdict.undecidable(table, cell, table.spec.seeds)]
     by_metric = Counter(table.spec.metric(cell.metric).label for cell in found)
@@ -340,7 +340,7 @@ def _not_run(table: TableResult) -> Iterator[str]:
 
 
 def _leaning(table: TableResult) -> Iterator[str]:
-    """Yield the joint tests, a sentence a column and group."""
+    """Yield the joint tests, a sentence for each column and group."""
     digits = {metric.name: (metric.label, metric.decimals) for metric in table.spec.metrics}
     found = sorted(biases(table), key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
@@ -401,7 +401,7 @@ def _made_on(table: TableResult) -> str:
 
 
 def _seed_notes(table: TableResult) -> Iterator[str]:
-    """Say over which seeds the values are, and which rows, columns or cells have only some of them."""
+    """Say which seeds the values cover, and which rows, columns or cells have only some of them."""
     every = tuple(sorted({seed for cell in table.cells for seed in cell.seeds}))
     yield f"Ours: mean ± sample standard deviation over seeds {', '.join(map(str, every)) or 'none'}."
     places = seeds(table)
@@ -443,9 +443,9 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
-    """Yield which rows and columns are left out, and why; with `cells` also which of those that are drawn lack a value.
+    """Yield which rows and columns are left out and why, and with `cells` which drawn cells lack a value.
 
-    A row that is left out because its columns are is not named again.
+    A row that is left out only because its columns are is not named.
     """
     if layout.left_out:
         yield layout.left_out

@@ -53,7 +53,7 @@ class Verdict:
     # 1000 would. `both`: of either side, of an undecidable one.
     seeds: float = math.nan
     both: float = math.nan
-    exploratory: str = ""  # why it is counted apart; "" if it is not
+    exploratory: str = ""  # why it is counted separately; "" if it is not
 
 
 def verdict_of(table: TableResult, cell: Cell) -> Verdict:
@@ -125,18 +125,18 @@ def theirs_of(table: TableResult, cell: Cell, published: Published) -> Sample:
 
 
 def ours_of(table: TableResult, cell: Cell, values: Sequence[float]) -> Sample:
-    """Return values of ours in the cell's column and metric, two or more, one a seed, as the test sees them."""
+    """Return our values in the cell's column and metric, two or more, one for each seed, as the test sees them."""
     found = Sample(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
     return share_of(_sharing(table, cell), found)
 
 
 def _sharing(table: TableResult, cell: Cell) -> int | None:
-    """Return of how many clients the cell is a share; None if it is none, or they are not known."""
+    """Return the number of clients that the cell is a share of; None if it is no share or the number is unknown."""
     return table.clients_of(cell.column) if cell.metric == "ipr" else None
 
 
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
-    """Return how many published values of `table` have which kind of verdict: those counted apart, or all others."""
+    """Return the published values of `table` by kind of verdict: those counted separately, or all others."""
     judged = [(cell, verdict_of(table, cell)) for cell in table.cells if cell.published]
     return Counter(each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory)
 

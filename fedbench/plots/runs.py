@@ -42,7 +42,7 @@ TICKS = 12  # at most, on either axis
 
 
 def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:
-    """Draw `column` over rounds: a line a name, the mean over its runs (seeds) and a band of one standard deviation."""
+    """Draw `column` over rounds: for each name the mean over its runs (seeds) and a band of one standard deviation."""
     rounds = sorted({done for each in runs.values() for run in each for done in run["round"]})
     values = [np.array([_at(run, column, rounds) for run in each]) for each in runs.values()]
     return style.line_figure(rounds, values, list(runs), "round", textwrap.fill(label, 40), height=2.8, columns=2)
@@ -54,7 +54,7 @@ def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
 
 
 def cost_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:
-    """Draw `column` against gigabytes sent and seconds of work, a line a run."""
+    """Draw `column` against gigabytes sent and seconds of work, with a line for each run."""
     figure, axes = style.panels(1, 2, height=2.5, sharey=True)
     for index, (name, each) in enumerate(runs.items()):
         for place, run in enumerate(each):
@@ -71,7 +71,7 @@ def cost_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "
 
 
 def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]], what: str = "accuracy") -> Figure:
-    """Draw (`what` on the test set of all, on clients' own samples) of runs: a small dot each, a name's mean large.
+    """Draw `what` of runs on the common test set against clients' own samples, a small dot each and a large mean.
 
     Above the dotted line personal models know their own client better than the others.
     """
@@ -122,7 +122,7 @@ def collaboration_matrix(W: NDArray[Any], title: str = "", names: Sequence[str] 
 
 
 def _name_clients(order: NDArray[np.int64], names: Sequence[str], *sides: Axis) -> None:
-    """Put ticks at the clients that stand in this `order`, at every second, third, ... of more than 30."""
+    """Put ticks at the clients in this `order`; with more than 30 at every second, third, ... client."""
     places = range(0, len(order), -(-len(order) // 30))
     called = [_called(names, order[place]) for place in places]
     for side in sides:
@@ -132,14 +132,14 @@ def _name_clients(order: NDArray[np.int64], names: Sequence[str], *sides: Axis) 
 
 
 def _called(names: Sequence[str], client: int) -> str:
-    """The name of a client, its number where it has none."""
+    """Return the name of a client, or its number if it has none."""
     return str(names[client] if len(names) else client)[:20]
 
 
 def client_map(
     counts: NDArray[Any], W: NDArray[Any] | None = None, title: str = "", names: Sequence[str] = ()
 ) -> Figure:
-    """Draw clients in the plane, near each other where their labels are alike: histograms `counts` [N, K].
+    """Draw clients in the plane so that clients with similar labels are close: histograms `counts` [N, K].
 
     The two leading principal components of the label distributions; colours and markers are the coalitions of W (rows
     that weigh the same clients) if there are at most eight, else the commonest label; areas are sizes.
@@ -167,7 +167,7 @@ def client_map(
 
 
 def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any], str]:
-    """Return (group of each client, what a group is)."""
+    """Return (group of each client, name of the grouping)."""
     if W is not None:
         _, group = np.unique(np.asarray(W) > 0, axis=0, return_inverse=True)
         if 1 < group.max() + 1 <= len(style.MARKERS):
@@ -176,7 +176,7 @@ def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any],
 
 
 def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> Figure:
-    """Draw a panel a metric, a line a name: mean and deviation of ours, then of the published value, [names, 4]."""
+    """Draw a panel for each metric and a line for each name of values [names, 4]: our mean and deviation, theirs."""
     title = textwrap.fill(title, 90)
     height = 0.7 + 0.2 * len(names) + 0.15 * title.count("\n")
     figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=height, sharey=True)
@@ -200,14 +200,14 @@ def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title:
 
 
 def named(y: str, runs: Iterable[Mapping[Any, Any]]) -> str:
-    """Return what the axis of the column `y` of runs is called."""
+    """Return the axis label of the column `y` of runs."""
     return NAMES.get(y, y).replace("accuracy", score_of(runs))
 
 
 def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
-    """Draw `y` over the values of `x`, evenly spaced, each value of `by` in its own look; a panel each of `panel`.
+    """Draw `y` over the evenly spaced values of `x`, with a style for each value of `by`, a panel for each of `panel`.
 
-    Numbers are joined by a line. Categories have no order: each has a dot with its spread, and every run a small one.
+    A line joins numbers. Categories have no order: each has a dot with its spread, and each run has a small dot.
     """
     figure, axes = _sweep_panels(list(dict.fromkeys(runs["panel"])), title)
     for panel, axis in axes.items():
@@ -236,7 +236,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
 
 
 def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
-    """Draw the mean `y` by colour and number: `x` across, `by` up; a panel each of `panel`."""
+    """Draw the mean `y` as colours and numbers, `x` across and `by` up, with a panel for each of `panel`."""
     figure, axes = _sweep_panels(list(dict.fromkeys(runs["panel"])), title)
     for panel, axis in axes.items():
         mine = runs[runs["panel"] == panel]
@@ -253,7 +253,7 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
 
 
 def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figure:
-    """Draw `y` over rounds: a line a value (entry `line`), the mean over its runs, in a panel each of `panel`."""
+    """Draw `y` over rounds: a line for each value (entry `line`), its runs' mean; a panel for each of `panel`."""
     figure, axes = _sweep_panels(list(dict.fromkeys(run["panel"] for run in runs)), title)
     for panel, axis in axes.items():
         mine = [run for run in runs if run["panel"] == panel]
@@ -338,7 +338,7 @@ def _sweep_panels(names: Sequence[str], title: str) -> tuple[Figure, dict[str, A
 def partition_svg(counts: NDArray[np.int64], title: str, names: Sequence[str] = ()) -> str:
     """Return the SVG of `counts` [N, K], samples of each class on each client, as circles of proportional area.
 
-    Who points at a circle reads which client it is of, by its name in `names`.
+    The mouse over a circle shows the client's name from `names`.
 
     It is written by hand: it is saved with every run in 2 ms (20 clients, 10 classes) to 130 ms (100 clients, 200
     classes, 1.7 MB). Matplotlib takes 0.5 s to be imported and 0.1 to 2.4 s (12.8 MB) to draw the same, where a whole

@@ -1,4 +1,4 @@
-"""The style of all figures (a column wide, 8 pt, no two lines differ by colour alone), and what they are made of."""
+"""The style of all figures (a column wide, 8 pt, no two lines differ only by colour), and their parts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RC: dict[Any, Any] = {
 def panels(
     down: int = 1, across: int = 1, *, width: float | None = None, height: float = 2.2, **sharing: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """Return (figure, axes [down, across]), `height` inches a row, a column wide or, of panels side by side, a page."""
+    """Return (figure, axes [down, across]), with rows `height` inches high; side by side panels are a page wide."""
     from matplotlib.figure import Figure
 
     chosen = width or (COLUMN if across == 1 else PAGE)
@@ -75,7 +75,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
-    """Put the legend of the lines of `axis` above the whole figure, which grows where it has many rows."""
+    """Put the legend of the lines of `axis` above the whole figure, which grows if the legend has many rows."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:  # as many columns as fit, in letters; a line's sample takes 13
         wide = figure.get_figwidth()
@@ -120,12 +120,12 @@ def save_as(figure: Figure, place: Path, caption: str = "", formats: Iterable[st
 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-    """Return the mean of what is no nan; nan where all is."""
+    """Return the mean of the values other than nan; nan if all are nan."""
     return np.asarray(np.ma.filled(np.ma.masked_invalid(values).mean(axis), np.nan))
 
 
 def spread(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-    """Return the sample standard deviation of what is no nan; 0 of a single value."""
+    """Return the sample standard deviation of the values other than nan; 0 for a single value."""
     return np.asarray(np.ma.filled(np.ma.masked_invalid(values).std(axis, ddof=1), 0.0))
 
 
@@ -148,7 +148,7 @@ def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense:
 
 
 def draw_level(axis: Axes, values: Any, label: str, index: int) -> None:
-    """Draw a baseline: the mean of `values` over all the width, its standard deviation as a band."""
+    """Draw a baseline over the whole width: the mean of `values`, and their standard deviation as a band."""
     middle, apart = float(mean(np.ravel(values))), float(spread(np.ravel(values)))
     drawn = {**line_style(index), "marker": ""}
     axis.axhline(middle, label=label, **drawn)
@@ -176,14 +176,14 @@ def draw_matrix(
 
 
 def write_numbers(axis: Axes, cells: Any, middle: float, form: str = "{}") -> None:
-    """Write in each cell of an image its number, "-" for nan: in white where the image is dark, below `middle`."""
+    """Write its number into each cell of an image ("-" for nan), in white on dark cells, which are below `middle`."""
     for (row, column), value in np.ndenumerate(cells):
         text, colour = "-" if np.isnan(value) else form.format(value), "white" if value < middle else "black"
         axis.text(column, row, text, ha="center", va="center", color=colour)
 
 
 def matrix_panels(values: Any, titles: Iterable[str], of: str, unit: str, *, height: float) -> Figure:
-    """Return a figure of matrices [N, N] in [0, 1] side by side: `of` what they are, `unit` of the common scale."""
+    """Return a figure of matrices [N, N] in [0, 1] side by side; `of` names them, `unit` their common scale."""
     figure, axes = panels(1, len(values), height=height)
     for axis, matrix, title in zip(axes[0], values, titles, strict=True):
         image = axis.imshow(matrix, vmin=0, vmax=1)
@@ -204,7 +204,7 @@ def integer_ticks(axis: Axes) -> None:
 
 
 def draw_label_counts(axis: Axes, counts: Any, title: str = "") -> None:
-    """Draw samples `counts` [N, K] of each class (up) on each client (across), by a circle's area."""
+    """Draw samples `counts` [N, K] of each class (up) on each client (across) as areas of circles."""
     counts = np.asarray(counts, dtype=np.float64)
     client, label = np.nonzero(counts)
     area = counts[client, label] / max(1.0, counts.max())
@@ -234,7 +234,7 @@ def draw_bars(axis: Axes, values: Any, labels: Sequence[str]) -> None:
 
 
 def simplex_to_plane(points: Any) -> Floats:
-    """Return points [..., 3] of the simplex in the plane, [..., 2], corners at (0, 0), (1, 0) and above the middle."""
+    """Return points [..., 3] of the simplex in the plane [..., 2]: corners at (0, 0), (1, 0) and above the middle."""
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
     return np.asarray(np.asarray(points, dtype=np.float64) @ corners)
 

@@ -1,4 +1,4 @@
-"""A run's config as data, network and method at work, and what a finished run's models predict there."""
+"""Build data, network and method from a run's config, and predict with a finished run's models."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def build(run: RunConfig) -> Setup:
-    """Return the setup of a run that nobody executes: data, network and method, checked against each other."""
+    """Return the setup of a run without executing it: data, network and method, checked against each other."""
     return set_up(run, *split_data(run)).seen
 
 
 def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
-    """Return a run's samples, and whose they are."""
+    """Return a run's samples and its partition."""
     dataset = fingerprint.load_data(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
     seen = partition.train[: run.protocol.seen(len(partition))]
@@ -65,10 +65,10 @@ class Prediction:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """Of regression the quantity, [n].
+        """The predicted quantity in regression, [n].
 
         Raises:
-            FedbenchError: of classes.
+            FedbenchError: the run predicts classes.
         """
         self._check(regression=True, instead="classes")
         return self.scores[:, 0]
@@ -99,13 +99,13 @@ class Prediction:
 
 
 class ScoredModels:
-    """The models of a finished run that its numbers are of."""
+    """The models behind the numbers of a finished run."""
 
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any], models: Tree) -> None:
         """`models`: what the run kept, see fedbench.engine.simulation.models.
 
         Raises:
-            FedbenchError: they are not among what it kept, or its data are not here.
+            FedbenchError: the run did not keep them, or its data are not on this machine.
         """
         run = from_plain(config)
         protocol = run.protocol
@@ -140,13 +140,13 @@ class ScoredModels:
         self._test_set = str(row["test_set"])
 
     def predict(self, client: int, x: ArrayLike | None) -> Prediction:
-        """What the model of `client` says of the samples x [n, ...], in the data set's units; None: its test samples.
+        """Predict with the model of `client` for samples x [n, ...] in the data set's units; None: its test samples.
 
-        Of a table x may be a frame with its columns.
+        For a table, x may be a frame with its columns.
 
         Raises:
-            ConfigError: there is no such client, or x are no samples of its kind.
-            FedbenchError: the client has no model that was scored.
+            ConfigError: there is no such client, or x are not samples of its kind.
+            FedbenchError: the client has no scored model.
         """
         clients = self.setup.federation.clients
         if not 0 <= client < clients:
@@ -170,10 +170,10 @@ class ScoredModels:
         return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)
 
     def _source(self, client: int) -> Tree:
-        """What the model of `client` was made of.
+        """The sources of the model of `client`.
 
         Raises:
-            FedbenchError: it has none that was scored.
+            FedbenchError: it has no scored model.
         """
         if not self._of_final_state:
             if self._sources["round"][client] < 0:

@@ -69,21 +69,21 @@ class RunConfig:
 
     @cached_property
     def labels(self) -> Mapping[str, str]:
-        """Group -> what a table calls the choice in it, as "fedcollab(ditto)" or "dir0.1"."""
+        """Group -> a table's name for its choice, such as "fedcollab(ditto)" or "dir0.1"."""
         return {group: label(group, self.plain[group], getattr(self, group)) for group in (*REGISTRIES, *SCHEMAS)}
 
     @cached_property
     def protocol_changes(self) -> str:
-        """`rounds=3, optimizer.lr=0.5`: where its protocol is not as the preset that it names; "" if nowhere."""
+        """Where the protocol differs from its preset, such as `rounds=3, optimizer.lr=0.5`; "" if nowhere."""
         return groups.changed("protocol", self.plain["protocol"])
 
     @cached_property
     def key(self) -> str:
         """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
 
-        Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a
-        field that was `added` since, at its default, nor one that was `retired`.
-        Of the hardware only a precision other than float32 counts; folders, logging and display are left out.
+        It is built from the components' fields. So it does not depend on the order of keys, on whether a default is
+        written out, on an `added` field at its default, or on a `retired` field.
+        Hardware only counts by a precision other than float32; folders, logging and display are left out.
         """
         content: dict[str, Any] = {"seed": self.seed}
         if self.partition_seed != self.seed:
@@ -109,16 +109,16 @@ class RunConfig:
 
     @property
     def partition_seed(self) -> int:
-        """Keys the partition: the run's seed unless one is fixed over several runs."""
+        """The seed that keys the partition: the run's unless the config fixes one for several runs."""
         fixed = self.settings.partition_seed
         return self.seed if fixed is None else fixed
 
     @property
     def reference_seed(self) -> int:
-        """Keys all but the partition of the Local run that IPR and RSD compare with: the run's seed unless given.
+        """The seed of the Local run for IPR and RSD, except its partition: the run's seed unless given.
 
-        With the run's own, Local has the same initial weights and batches, and a client left alone ties with it;
-        with another, such a client gains or loses by chance.
+        With the run's seed Local has the same initial weights and batches, so a client that trains alone ties with it.
+        With another seed such a client gains or loses by chance.
         """
         given = self.settings.reference_seed
         return self.seed if given is None else given
@@ -134,7 +134,7 @@ class RunConfig:
 
     @property
     def local_values(self) -> dict[str, Any]:
-        """What the Local run that IPR and RSD compare with has in the place of this run's: see `changed`."""
+        """The values of the Local run for IPR and RSD that differ from this run's; see `changed`."""
         values: dict[str, Any] = {
             "method": {"name": "local"},
             "reference_seed": None,
@@ -151,7 +151,7 @@ class RunConfig:
 
     @cached_property
     def recorders(self) -> tuple[Recorder, ...]:
-        """What is looked at besides scores; no part of the run's key."""
+        """The recorders of the run, which are no part of its key."""
         if not self.settings.record:
             return ()
         from fedbench import recorders  # which knows methods that have something to look at
@@ -162,7 +162,7 @@ class RunConfig:
     def local(self) -> RunConfig | None:
         """The Local run that this one is compared with.
 
-        None for Local itself, where no test sample is scored, and with reference=none.
+        It is None for Local itself, if no test sample is scored, and with reference=none.
         """
         unread = self.settings.reference == "none" or self.protocol.test.sets == "validation"
         alone = unread or self.labels["method"] == "local"
@@ -219,7 +219,7 @@ def from_plain(plain: Mapping[str, Any], kept: Mapping[str, Any] | None = None) 
 
 @functools.lru_cache(maxsize=256)  # a plan asks for the same few thousands of times, and each takes milliseconds
 def _schema(group: str, values: str) -> Any:
-    """The schema of `group` with values given as JSON: it depends on nothing else, as a component may on files."""
+    """Return the schema of `group` with values given as JSON; unlike a component it depends on nothing else."""
     if group == "settings":
         return typed(SettingsConfig, json.loads(values), "the config")
     return typed(SCHEMAS[group], json.loads(values), group)

@@ -36,9 +36,9 @@ PATIENCE = 8.0  # seconds that are spent on timing the steps of a sweep's method
 
 @dataclass
 class RunTimes:
-    """Seconds of runs by timed steps of their own methods, on one core that nobody else has."""
+    """Seconds of runs by timed steps of their own methods, on one core without other load."""
 
-    patience: float = field(default=math.inf, kw_only=True)  # seconds, after which other methods' steps must do
+    patience: float = field(default=math.inf, kw_only=True)  # seconds of timing; after it other methods' steps count
     # By all but method and seed: the setup, or why there is none; seconds of a client-step.
     _setups: dict[str, Setup | FedbenchError] = field(default_factory=dict, kw_only=True)
     _steps: dict[str, float] = field(default_factory=dict, kw_only=True)
@@ -72,7 +72,7 @@ class RunTimes:
         return run_steps(setup) * own + scored * usual
 
     def expected(self, config: RunConfig) -> float:
-        """Return the seconds of a run by the engine that it would have, beside whatever else runs here now.
+        """Return the seconds of a run by its engine, with the present load of this machine.
 
         Raises:
             FedbenchError: it cannot be built.
@@ -98,7 +98,7 @@ class RunTimes:
 
 
 def contention() -> float:
-    """How many times as long this process has taken so far as it would have alone on its core; 1 if nobody tells."""
+    """The factor by which this process is slower so far than alone on its core; 1 if the system does not tell."""
     with suppress(OSError, ValueError):
         ran, waited, _ = map(int, Path("/proc/self/schedstat").read_text(encoding="ascii").split())
         return (ran + waited) / max(1, ran)
@@ -156,14 +156,14 @@ SAID: dict[Status, str] = {"finished": "there already", "partial": "to go on wit
 
 
 def lacking(run: RunConfig, folder_of: FolderOf) -> list[RunConfig]:
-    """Return the runs that are to be made for `run`: its Local and itself, as far as they are not there."""
+    """Return the missing runs for `run`: its Local and itself."""
     return [each for each in (run.local, run) if each is not None and folder_of(each).status() != "finished"]
 
 
 def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
-    """Return a line: "about 50 min here: local 20 rounds, fedcollab 20 rounds"; "" where no step can be timed.
+    """Return a line, "about 50 min here: local 20 rounds, fedcollab 20 rounds"; "" if no step can be timed.
 
-    Of an interrupted run the rounds count that are left.
+    An interrupted run counts with its remaining rounds.
     """
     set_threads(run.hardware)  # as when it trains
     times, seconds, parts = RunTimes(_setups={_without_method(run): setup}), 0.0, list[str]()
@@ -190,9 +190,9 @@ def _done(run: RunConfig, folder_of: FolderOf) -> int:
 
 
 def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, *, each: bool = True) -> Iterator[str]:
-    """Yield a line for each of `runs` on whether it is there, unless not `each`; then how long those take that are not.
+    """Yield, if `each`, a line for each of `runs` on whether it is finished; then the time of those that are not.
 
-    One after another: what a launcher does at once takes less. A run that cannot be built is named with the reason.
+    The time is that of one after another; a launcher takes less. A run that cannot be built is named with the reason.
     """
     times, waiting, seconds, there = RunTimes(patience=PATIENCE), dict[str, RunConfig](), 0.0, 0
     for run in runs:

@@ -74,7 +74,7 @@ def observers(run: RunConfig, folder: RunFolder) -> Observer:
 
 
 def folder_of(run: RunConfig) -> RunFolder:
-    """Return where the run's files are, which also says who it is: key, labels, samples and today's code."""
+    """Return the run's folder, which knows the run's key, labels, samples and today's code."""
     try:
         data = fingerprint.content(run.dataset)
     except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
@@ -86,10 +86,10 @@ def folder_of(run: RunConfig) -> RunFolder:
 def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
     """Return `folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
 
-    `tell`: warn of one that is shown.
+    `tell`: warn of a result of other code.
 
     Raises:
-        Stale: there is one, and stale=error.
+        Stale: there is one of other code, and stale=error.
     """
     status = folder.status()
     if not (parts := folder.changed):
@@ -106,9 +106,9 @@ def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Statu
 
 
 def changed_since(folder: Path) -> list[str]:
-    """Return the parts of today's code that are not what made the finished run in `folder`, by its own config.
+    """Return the parts of today's code that differ from those of the finished run in `folder`, by its config.
 
-    None where that config is damaged or its data set or a class of its own is elsewhere.
+    It is None if that config is damaged, or its data set or one of its classes is not here.
     """
     files = files_of(folder)
     try:
@@ -126,7 +126,7 @@ def changed_since(folder: Path) -> list[str]:
 
 
 def _refuses(part: str, config: DictConfig) -> bool:
-    """Return whether a component that there is does not take the settings that it had."""
+    """Return whether an existing component refuses its recorded settings."""
     components = groups.registry(part)
     values = config.get(part)
     if not values or values.get("name") not in components:
@@ -139,7 +139,7 @@ def _refuses(part: str, config: DictConfig) -> bool:
 
 
 def labels_of(run: RunConfig) -> Labels:
-    """Return what people call the run; of a protocol also what is not as its preset says."""
+    """Return the run's names; a protocol's includes its differences from the preset."""
     names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
     protocol = run.labels["protocol"] + (f" ({run.protocol_changes})" if run.protocol_changes else "")
     return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)
@@ -156,7 +156,7 @@ def lacking(run: RunConfig, arrays: Arrays, completed: int | None = None) -> lis
 
 
 def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -> None:
-    """Refuse to show a run, or to go on with it after `completed` rounds, if `arrays` lack what was to be recorded.
+    """Refuse to show a run, or to resume it after `completed` rounds, if `arrays` lack what it must record.
 
     Raises:
         FedbenchError: says how to make the run again.
@@ -171,10 +171,10 @@ DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel 
 
 
 def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
-    """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
+    """Make a run, resume an interrupted one, or read a finished one.
 
-    `make_proxy` makes of the engine that was picked for the run the one that it uses: see fedbench.engine.seeds.
-    `purpose` is shown beside the method's name: what the run is for.
+    `make_proxy` wraps the engine that is picked for the run: see fedbench.engine.seeds.
+    `purpose`, shown next to the method's name, says what the run is for.
 
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
@@ -207,7 +207,7 @@ def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     """Return the row of a run that has finished, compared with Local where that is asked and missing.
 
     Raises:
-        FedbenchError: it lacks what `run` asks to be recorded.
+        FedbenchError: it lacks an array that `run` records.
     """
     require(run, folder, Run(folder.path).arrays, run.protocol.rounds)
     if run.settings.save_models and not (folder.path / MODEL).is_file():
@@ -230,7 +230,7 @@ def experiment(
 ) -> dict[str, Any]:
     """Run one experiment in `folder`, which is locked, from config to result; return the result's row.
 
-    `begun`: it goes on from the checkpoint there.
+    `begun`: resume from the checkpoint there.
 
     Raises:
         FedbenchError: see `execute`.
@@ -325,7 +325,7 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
 
 
 def untested_classes(setup: Setup) -> list[int]:
-    """Return the classes that clients train on and of which no set that is scored has a sample."""
+    """Return the classes that clients train on but no scored set has a sample of."""
     federation = setup.federation
     lists = {"global": federation.global_test} | {name: each.values for name, each in federation.sets.items()}
     labels = {name: {*federation.y[each].unique().tolist()} for name, each in lists.items()}
@@ -338,7 +338,7 @@ FEW = 10  # test samples of a client, below which its accuracy moves in large st
 
 
 def client_names(dataset: Dataset, partition: Partition) -> list[str]:
-    """Return what the data call each client; nothing where a client has no name, or two have one."""
+    """Return the data's names of the clients; nothing if a client has no name or two share one."""
     if not dataset.names or dataset.domain is None:
         return []
     owners = [np.unique(dataset.domain[part]) for part in partition.train]
@@ -347,14 +347,14 @@ def client_names(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def named(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return rows of clients, the first as many as there are rows, with their names after their numbers."""
+    """Return rows of clients with the clients' names after their numbers."""
     if not names:
         return list(rows)
     return [{"client": row["client"], NAME: name, **row} for row, name in zip(rows, names, strict=False)]
 
 
 def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Sequence[str]) -> None:
-    """Say which clients of the data are left out, and that the mean over clients of few test samples is a rough one."""
+    """Log which clients of the data are left out, and that a mean over clients with few test samples is rough."""
     if not names:
         return
     where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
@@ -387,11 +387,11 @@ def describe(
 
 
 def load_checkpoint(run: RunConfig, folder: RunFolder, setup: Setup) -> State | None:
-    """Return the state that an interrupted run was saved in; None where force=true makes it anew.
+    """Return the saved state of an interrupted run; None if force=true makes it anew.
 
     Raises:
         CheckpointError: the file is damaged.
-        FedbenchError: it lacks what `run` asks to be recorded.
+        FedbenchError: it lacks an array that `run` records.
     """
     try:
         state = states.load_state(folder.checkpoint, folder.key, setup.federation.device)
@@ -463,7 +463,7 @@ def write(
 
 
 def _modalities(run: RunConfig, setup: Setup) -> list[str]:
-    """Return the modality of each client; nothing where there is one."""
+    """Return the modality of each client; nothing if there is one modality."""
     names = list(run.model.networks)
     return [names[modality] for modality in setup.task.modality_of(setup.everyone).tolist()] if len(names) > 1 else []
 
@@ -471,8 +471,8 @@ def _modalities(run: RunConfig, setup: Setup) -> list[str]:
 def local_reference(run: RunConfig) -> tuple[dict[str, Floats], str]:
     """Return (values [N] by metric, key) of the Local run that `run` is compared with, trained if missing.
 
-    ({}, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
-    others wait, and one of them goes on if it dies.
+    It is ({}, "") for Local itself. Runs of a parallel sweep need the same Local: the first one makes it and the
+    others wait; if it dies, another one resumes it.
     """
     if run.local is None:
         return {}, ""
@@ -492,7 +492,7 @@ def is_compared(run: RunConfig, folder: RunFolder) -> bool:
 
 
 def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
-    """Return the row of a finished run; one that was made with reference=none is compared with Local now, if asked."""
+    """Return the row of a finished run; if asked, compare one that was made with reference=none with Local now."""
     if is_compared(run, folder):
         return folder.result()
     local, key = local_reference(run)
@@ -529,7 +529,7 @@ def _outcome(run: RunConfig) -> Run | Exception:
 
 
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
-    """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
+    """`execute` each of `runs`, all on the stacked engine; a failed run's result is its error."""
     from fedbench.engine.seeds import joint_setup, together  # which a single run does without
 
     if any(map(_has_estimates, runs)):  # the samples of each seed are as its training samples say

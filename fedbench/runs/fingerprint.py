@@ -66,7 +66,7 @@ def code_of(run: RunConfig) -> str:
 
 
 def warn_of_edits(run: RunConfig) -> None:
-    """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
+    """Warn if code was edited after this process began, as in a notebook: the process runs the earlier code."""
     for part, roots in roots_of(run).items():
         if source.edited(_covered(part, roots)[1]):
             warn_once(
@@ -75,7 +75,7 @@ def warn_of_edits(run: RunConfig) -> None:
 
 
 def roots_of(run: RunConfig) -> dict[str, tuple[str, ...]]:
-    """Return the definitions, as "module:Name", that each part of the code of `run` begins at."""
+    """Return the definitions, as "module:Name", with which each part of the code of `run` begins."""
     networks = dict.fromkeys(_root(type(each)) for each in (run.model, *run.model.networks.values()))
     return {
         "method": tuple(_root(each) for each in _methods(run.plain["method"])),
@@ -90,9 +90,9 @@ def _root(component: type) -> str:
 
 
 def changed(recorded: str, today: str) -> list[str]:
-    """Return the parts whose code is not what made a result with `recorded` in its column `code`.
+    """Return the parts whose code differs from `recorded`, the column `code` of a result.
 
-    None for a result of before code was recorded: it stands by its commit and the tests that hold its numbers.
+    It is None for a result without recorded code, which its commit and the tests of its numbers vouch for.
     """
     now = dict(part.split(":") for part in today.split())
     then = dict(part.partition(":")[::2] for part in recorded.split())
@@ -127,7 +127,7 @@ def _content(data: DataSource, stamp: str) -> str:
 
 @functools.cache
 def _digest(part: str, roots: tuple[str, ...]) -> str:
-    """Return the hash of a part; if its files may not be what was imported, one that no code has."""
+    """Return the hash of a part; if its files may differ from the imported code, a hash that no code has."""
     digest, definitions = _covered(part, roots)
     return digest + ("edited" if source.edited(definitions) else "")
 
@@ -138,7 +138,7 @@ def _covered(part: str, roots: tuple[str, ...]) -> tuple[str, frozenset[source.D
 
 
 def _named(part: str) -> frozenset[source.Definition]:
-    """Return what the hash of a part does not cover: what decides nothing, and what the engine's covers."""
+    """Return the definitions that a part's hash leaves out: those without effect, and those of the engine's hash."""
     return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE)[1]
 
 
@@ -167,7 +167,7 @@ def _same() -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def _equal(part: str, found: str) -> set[str]:
-    """Return the hashes of code that gives the numbers of `found`, itself included."""
+    """Return the hashes of code that gives the same numbers as `found`, itself included."""
     reached, waiting = set(), [found]
     while waiting:
         each = waiting.pop()
@@ -196,7 +196,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Everything that helps to explain a number or a time later; `device` as torch names it."""
+    """Return everything that helps to explain a number or a time later; `device` has torch's name."""
     import torch
 
     commit, dirty = source_commit()
@@ -216,7 +216,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def machine(made: Mapping[str, Any] | None = None) -> str:
-    """The processor, cores and GPU of what `environment` returned, or of this machine."""
+    """Return processor, cores and GPU of a recorded `environment`, or of this machine."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
@@ -225,9 +225,9 @@ def machine(made: Mapping[str, Any] | None = None) -> str:
 
 
 def source_commit(source: Path | None = None) -> tuple[str, bool]:
-    """(commit, whether code or settings differ from it) of the checkout that `source` lies in the top level of.
+    """Return (commit, whether code or settings differ from it) of the checkout with `source` at its top level.
 
-    Other tracked files may differ: a table that was filled stands in results/ before it is committed.
+    Other tracked files may differ, such as a filled table in results/ that is not committed yet.
     ("", False) for an installed package, even if it is installed somewhere inside another repository.
     """
     top = (source or Path(__file__).parents[1]).resolve().parent

@@ -69,13 +69,13 @@ def files_of(folder: Path) -> ChecksummedFolder:
 
 
 def finished_below(place: Path) -> list[Path]:
-    """The folders of finished runs that `place` is or holds, in order; a study's has a result and no config."""
+    """The folders of finished runs at or below `place`, in order; a study's has a result and no config."""
     found = sorted(file.parent for file in place.rglob(RESULT))
     return [folder for folder in found if (folder / CONFIG).is_file() or (folder / ROUNDS).is_file()]
 
 
 def numeric_rows(files: ChecksummedFolder, name: str, *columns: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
+    """The rows of a CSV file whose values are numbers or empty, as text; at least one row, with all of `columns`.
 
     The column NAME may hold any text.
 
@@ -98,7 +98,7 @@ Status = Literal["new", "partial", "finished"]
 
 
 class RunFolder:
-    """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
+    """The folder of one run, from its start to its result. As a context manager it holds the folder's lock."""
 
     def __init__(
         self,
@@ -109,13 +109,12 @@ class RunFolder:
         origin: Mapping[str, Any] | None = None,
         today: str = "",
     ) -> None:
-        """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
+        """`key` is the hash of the configuration, `data` that of the samples ("" if they are not on this machine).
 
         `today`: hashes of the code that would make the run now (fedbench.runs.fingerprint.code_of).
 
-        Without the samples it is the folder of the only run with this key, whichever they were; of several, of the last
-        that was made from the files that `origin`, the data set's config, names. Nothing is created before the folder
-        is entered.
+        Without the samples it is the folder of the only run with this key, or, of several, of the last one made from
+        the files that `origin`, the data set's config, names. Nothing is created before the folder is entered.
         """
         parts = (labels.dataset, labels.partition, labels.method)
         self.runs_dir = Path(runs_dir)
@@ -136,7 +135,7 @@ class RunFolder:
         return self.path / CHECKPOINT
 
     def status(self) -> Status:
-        """finished: has a result; partial: has a checkpoint to go on from; new: neither."""
+        """finished: has a result; partial: has a checkpoint to resume from; new: neither."""
         if (self.path / RESULT).is_file():
             return "finished"
         return "partial" if self.checkpoint.is_file() else "new"
@@ -157,7 +156,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unlock; a folder that nothing was written to disappears."""
+        """Unlock; remove a folder without files."""
         self._lock.release()
         folder = self.path
         while folder != self.runs_dir.parent:
@@ -169,9 +168,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Keep the reason if the block fails with an error of the run itself; forget an earlier one.
+        """Record the reason if the block fails with an error of the run itself; remove an earlier one.
 
-        An interruption is none: the run goes on from its checkpoint. Nor is a folder that another process runs in.
+        An interruption is no failure, because the run can resume. Nor is a folder that another process uses.
         """
         (self.path / FAILURE).unlink(missing_ok=True)
         try:
@@ -185,7 +184,7 @@ class RunFolder:
             raise
 
     def failure(self) -> str:
-        """Why the run failed when it was last tried, on one line; "" if it did not."""
+        """The reason why the last try of the run failed, on one line; "" if it did not."""
         try:
             return " ".join((self.path / FAILURE).read_text(encoding="utf-8").split())
         except OSError:
@@ -193,9 +192,9 @@ class RunFolder:
 
     @property
     def code(self) -> str:
-        """Hashes of the code that began the run, as `begin` was told; "" if it finished before they were noted.
+        """Hashes of the code that began the run, from `begin`; "" for a finished run without them.
 
-        `LOST`, which no code has, if the run is under way and they are not as they were written.
+        It is `LOST`, which no code has, if the run is unfinished and they are not as they were written.
 
         Raises:
             Damaged: the run is finished, and its row is not as it was written.
@@ -210,7 +209,7 @@ class RunFolder:
 
     @property
     def changed(self) -> list[str]:
-        """The parts of today's code that are not what began the run; none for a new one.
+        """The parts of today's code that differ from the code that began the run; none for a new one.
 
         Raises:
             Damaged: see `code`.
@@ -218,16 +217,16 @@ class RunFolder:
         return [] if self.status() == "new" else changed(self.code, self.today)
 
     def begin(self) -> None:
-        """code.txt: the hashes of the code that the run begins with."""
+        """Write code.txt, the hashes of the code that begins the run."""
         write_text(self.path / CODE, f"{self.today}\n")
 
     def clear(self) -> None:
-        """Forget the run, so that it starts anew."""
+        """Remove the run's files, so that it starts anew."""
         for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, CODE, ARRAYS, COLLABORATION, MATRIX):
             (self.path / name).unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
+        """Write `model` if it is kept, then `result`, and remove the checkpoint: the run is finished."""
         if model is not None:
             from fedbench.engine import checkpoint
 
@@ -240,7 +239,7 @@ class RunFolder:
 
         Raises:
             Damaged: result.json is not as it was written.
-            FedbenchError: it is of another configuration, or of other samples.
+            FedbenchError: it belongs to another configuration or to other samples.
         """
         row = files_of(self.path).json(RESULT)
         if row.get("key") != self.key:
@@ -264,7 +263,7 @@ class RunFolder:
         }
 
     def environment(self) -> dict[str, Any]:
-        """What a finished run was made with and on; empty for a study, and before the end."""
+        """Software and machine of a finished run; empty for a study and before the end."""
         files = files_of(self.path)
         return files.json(ENVIRONMENT) if self.status() == "finished" and files.has(ENVIRONMENT) else {}
 
@@ -289,16 +288,16 @@ class RunFolder:
         self._checksums[name] = checksum(content)
 
     def write_partition(self, partition: Partition, statistics: Sequence[Mapping[str, Any]]) -> None:
-        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
+        """Write partition.npz, each client's samples, and partition.csv, `statistics` with one row for each client."""
         path = self.path / "partition.npz"
         partition.save(path)
         self._checksums[path.name] = checksum(path.read_bytes())
         self.write(PARTITION, as_csv(statistics))
 
     def write_history(self, history: History, unseen: Mapping[str, Mapping[str, Tally]] | None = None) -> None:
-        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them.
+        """Write rounds.csv, a row for each scored round, and tallies.npz, every client's counts in each of them.
 
-        And those of `unseen` clients by moment and test set, as `unseen/MOMENT/SET/correct` and `/total`.
+        tallies.npz also has those of `unseen` clients, as `unseen/MOMENT/SET/correct` and `/total`.
         """
         self.write(ROUNDS, as_csv(history.rows()))
         counts = {
@@ -310,7 +309,7 @@ class RunFolder:
         self.write(TALLIES, as_npz({**history.arrays(), **parts}))
 
     def write_collaboration(self, matrix: NDArray[Any]) -> None:
-        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
+        """Write collaboration.npz (W [N, N]) and .csv: row i has the weights that client i gives to the others."""
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
         self.write(COLLABORATION, as_npz({"W": matrix}))
@@ -322,7 +321,7 @@ class RunFolder:
 
 
 def _last_of(folders: Sequence[Path], origin: Mapping[str, Any]) -> list[Path]:
-    """The folder of the run that finished last, from the files that `origin` names if any was; none if none did."""
+    """The folder of the run that finished last, preferably one made from the files that `origin` names; or none."""
     finished = [folder for folder in folders if (folder / RESULT).is_file()]
     alike = [folder for folder in finished if _files_of_data(_dataset_of(folder)) == _files_of_data(origin)]
     return sorted(alike or finished, key=lambda folder: (folder / RESULT).stat().st_mtime)[-1:]
@@ -333,7 +332,7 @@ def _files_of_data(dataset: Mapping[str, Any]) -> list[Path]:
 
 
 def _dataset_of(folder: Path) -> Mapping[str, Any]:
-    """The data set's config of a finished run; nothing where it cannot be read."""
+    """The data set's config of a finished run; nothing if it cannot be read."""
     import yaml
 
     try:

@@ -83,12 +83,12 @@ def mean_std(values: Sequence[float]) -> str:
 
 
 def title(labels: Labels) -> str:
-    """What a run is called in a list."""
+    """The name of a run in a list."""
     return " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
 
 
 def remark(parts: Iterable[str]) -> str:
-    """What stands under a table with marked rows, given the parts of the code that changed; "" if there are none."""
+    """The line below a table with marked rows, from the changed parts of the code; "" without marks."""
     if names := sorted(set(parts)):
         return f"{STALE} made by other code than today's ({', '.join(names)} changed since); stale=rerun makes it again"
     return ""
@@ -118,12 +118,12 @@ def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> d
 
 
 def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
-    """Return what tells a run from every other: its key, and the hash of its samples, of which the key says nothing."""
+    """Return what identifies a run: its key and the hash of its samples, which the key does not cover."""
     return str(row.get("key") or ""), str(row.get("data") or "")
 
 
 def over_fewer(rows: Iterable[Mapping[Any, Any]]) -> dict[str, str]:
-    """Return "18 of 20 clients" by mean that is over fewer than all clients in one of `rows`: the fewest."""
+    """Return, for each mean over fewer than all clients in one of `rows`, the fewest, such as "18 of 20 clients"."""
     found: dict[str, tuple[float, float]] = {}
     for row in rows:
         sets = {name: str(name).removeprefix(ON) for name in row if str(name).startswith(ON)}
@@ -180,13 +180,13 @@ def run_table(result: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Group:
-    """Many runs: a table for each (data set, partition, model, protocol), a line for each method, the best first.
+    """Tables of many runs: one for each (data set, partition, model, protocol), a line for each method, best first.
 
     Cells are mean ± sample standard deviation over the runs, the best mean of a table is bold. A run that appears
     twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
-    Where other code made one of the runs (`code_changed`), its line is marked: see `remark`. No cell is folded, and
-    the setting stands above its table, so that it takes no room; in few characters of `width` cells move together.
-    Below it stand the methods whose means are over fewer than all clients; in a cell, over how many of its runs.
+    A line with a run of other code (`code_changed`) is marked: see `remark`. No cell is folded, and the setting is
+    above its table, where it needs no column; for a small `width` cells move together. Below the table are the methods
+    whose means are over fewer than all clients; a cell says over how many of its runs its mean is.
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     groups = _grouped(list(unique.values()), GROUP)
@@ -212,9 +212,9 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Text]]:
-    """Return the cells of a table, a line a method: the columns `names`, megabytes sent and seconds, means over runs.
+    """Return the cells of a table, a line for each method: columns `names`, megabytes, seconds; means over runs.
 
-    The method with the highest mean accuracy, pooled where that is shown, comes first, one without any last.
+    The highest mean accuracy (pooled if that is shown) comes first, methods without accuracy last.
     """
     methods = _grouped(rows, METHOD)
     values = {
@@ -250,12 +250,12 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _over(values: Sequence[float], runs: int) -> str:
-    """Return mean and deviation of the `values` that `runs` have, and how many these are if not all have one."""
+    """Return mean and deviation of the `values` of `runs`, and their number if some runs have none."""
     return mean_std(values) + (f" ({len(values)} of {runs} runs)" if 0 < len(values) < runs else "")
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
-    """Methods whose mean, as printed, is the best of those that have one; none if there is nothing to beat."""
+    """Methods whose mean, as printed, is the best; none if there is nothing to beat."""
     means = {key: round(_mean(known, math.nan), 2) for key, known in column.items() if known}
     if len(means) < 2:
         return set()
@@ -275,7 +275,7 @@ FIRST_USE = 10.0  # seconds between two lines on the reading of files, where the
 
 
 class FirstUse:
-    """Tells on standard error how far a data set's files are read, which is done once (fedbench.core.errors.Report)."""
+    """Shows on standard error the progress of the first reading of a data set's files (fedbench.core.errors.Report)."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._clock = name, clock
@@ -283,7 +283,7 @@ class FirstUse:
         self._live = sys.stderr.isatty()
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show `done` of `total` files or bytes of an activity; a terminal's one line, else a line now and then."""
+        """Show `done` of `total` files or bytes of an activity: one line on a terminal, else a line now and then."""
         now = self._clock()
         if now < self._said + (0.1 if self._live else FIRST_USE) and done != total:
             return
@@ -302,7 +302,7 @@ class Output(Console):
     """Standard output that may be closed early (`| head`) without stopping the run."""
 
     def on_broken_pipe(self) -> None:
-        """Print to nobody from now on; rich would end the process."""
+        """Discard all further output; rich would end the process."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -329,7 +329,7 @@ class Progress(Observer):
         self._score = SCORES[task] if task != TASKS[0] else "acc"
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """Show what runs."""
+        """Show the run that starts."""
         self._rounds, self._began = rounds, self._clock()
         self._first = self._done = self._shown = resumed_from
         self._phase = self._accuracy = ""
@@ -349,7 +349,7 @@ class Progress(Observer):
             self._line(line)
 
     def phase(self, name: str) -> None:
-        """Show the phase; as a line only for what comes before the rounds."""
+        """Show the phase; without a bar only phases before the rounds get a line."""
         if self._mode == "lines" and name == PHASES[0] and name != self._phase:
             self._line("preparing")
         self._phase = name
@@ -373,19 +373,19 @@ class Progress(Observer):
             self._line(f"round {done}/{self._rounds}{self._said and ', ' + self._said}{ending}")
 
     def record(self, record: Record) -> None:
-        """Show the accuracy of the test set the run is judged by."""
+        """Show the accuracy on the test set that judges the run."""
         accuracy = decimals(100 * record.tallies[record.primary()].mean())
         self._accuracy, self._scored = f"{self._score} {accuracy} %", record.round
         self._refresh()
 
     @property
     def _said(self) -> str:
-        """The last score, with its round where that is an earlier one."""
+        """The last score, with its round if that is an earlier one."""
         old = self._accuracy and self._scored < self._done
         return f"{self._accuracy} after round {self._scored}" if old else self._accuracy
 
     def recall(self, result: Mapping[str, Any]) -> None:
-        """Say that what follows is not new, and how to make it anew."""
+        """Say that the following result is an earlier one, and how to make it anew."""
         if self._mode != "none":
             commit, changes, _ = str(result.get("commit") or "").partition("+changes")
             commit = commit[:7] + changes
@@ -398,7 +398,7 @@ class Progress(Observer):
             self._console.print(run_table(result))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

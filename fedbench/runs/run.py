@@ -1,4 +1,4 @@
-"""A finished run: how its row is made, how its files are read again, and many runs as one table."""
+"""A finished run: how its row is made, how its files are read, and many runs as one table."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Run:
     """
 
     folder: Path
-    earlier: bool = False  # it was there when it was asked for
-    code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it, when it was asked for
+    earlier: bool = False  # true: it was finished before this call
+    code_changed: tuple[str, ...] = ()  # the parts of the code that differ from the code that made it
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config that made it."""
+        """The resolved config of the run."""
         import yaml
 
         content: dict[str, Any] = yaml.safe_load(files_of(self.folder).read(CONFIG))
@@ -88,12 +88,12 @@ class Run:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One line a scored round: accuracies, loss, bytes and seconds so far."""
+        """One line for each scored round: accuracies, loss, bytes and seconds so far."""
         return files_of(self.folder).frame(ROUNDS)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One line a client: samples, accuracy, and that of Local."""
+        """One line for each client: samples, accuracy, and Local's accuracy."""
         return files_of(self.folder).frame(CLIENTS)
 
     @cached_property
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        """What the data call each client; nothing where they do not."""
+        """The data's names of the clients; nothing if they have none."""
         return [row[NAME] for row in self.client_rows if NAME in row]
 
     @cached_property
@@ -138,7 +138,7 @@ class Run:
 
     @cached_property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the method found (distances, coalitions, ...), by name; empty if nothing."""
+        """Arrays that the method recorded (distances, coalitions, ...), by name; empty if none."""
         files = files_of(self.folder)
         return files.npz(ARRAYS) if files.has(ARRAYS) else {}
 
@@ -146,10 +146,10 @@ class Run:
     def models(self) -> Tree:
         """The final state of server and clients as tensors, by leaf: `server/...` and `memory/...` [N, ...].
 
-        And under `scored/...` what `predict` makes the scored models of, where these are others.
+        `scored/...` has the sources of the scored models for `predict`, if these are others.
 
         Raises:
-            FedbenchError: they were not kept.
+            FedbenchError: the run did not keep them.
         """
         from fedbench.engine import checkpoint
 
@@ -164,16 +164,16 @@ class Run:
         return ScoredModels(self.config, self.row, self.models)
 
     def predict(self, client: int | str, x: ArrayLike | None = None) -> Prediction:
-        """What the model of `client` predicts whose accuracy is in `clients`: of its test samples, or of samples `x`.
+        """Predict with the client's model behind the accuracy in `clients`, for its test samples or for samples `x`.
 
-        It is what the protocol scores and reports (`protocol.score`, `protocol.report`), adapted as before it was
-        scored. `x` [n, ...] are in the units of the data set, shaped as its samples. A client goes by its number, or
-        by its name where the data have one.
+        The model is the one that the protocol scores and reports (`protocol.score`, `protocol.report`), adapted as for
+        its score. `x` [n, ...] has the units and shape of the data set's samples. `client` is a number, or a name if
+        the data have names.
 
         Raises:
             UnknownName: there is no client of that name.
-            FedbenchError: it was made without save_models=true, its accuracies are of no one model, or its data are
-                not here.
+            FedbenchError: the run was made without save_models=true, its accuracies do not belong to one model, or its
+                data are not here.
         """
         if isinstance(client, str):
             if client not in (names := self.names):
@@ -221,7 +221,7 @@ class Run:
         ]
 
     def __repr__(self) -> str:
-        """Method, setting and metrics, a line each."""
+        """Method, setting and metrics, each in a line."""
         return "\n".join([self._title, *(f"  {name}: {value}" for name, value in self._lines())])
 
     def _repr_html_(self) -> str:
@@ -268,13 +268,13 @@ SAME = ("dataset", "data", "partition_hash", "model", "rounds", "test_set", "see
 
 
 def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin: float = 1.0) -> None:
-    """Add to a table of `collect` what the mean over clients hides, in percent.
+    """Add to a table of `collect` columns, in percent, on what the mean over clients hides.
 
     `acc_worst_tenth`; `acc_small`, `acc_middle`, `acc_large`, the thirds of the clients by training samples; and for
     each method in `against` `hurt_METHOD`, the share of the clients that are more than `margin` points below that
-    method's run with the same data, partition, network, rounds and seed, whatever its rate; nan where there is none.
-    Of several runs of Local the one that gave the row its IPR counts. Behind `hurt_METHOD` are the
-    `clients_hurt_METHOD` that both runs scored, behind the others the row's `clients`.
+    method's run with the same data, partition, network, rounds and seed, at any learning rate; nan without such a run.
+    Of several runs of Local the one of the row's IPR counts. `hurt_METHOD` is over the `clients_hurt_METHOD` that both
+    runs scored, the others are over the row's `clients`.
 
     Raises:
         ConfigError: no run in the table is of such a method, or several would serve as a run's reference.
@@ -307,7 +307,7 @@ def _setting(run: Run) -> tuple[Any, ...]:
 
 
 def _reference(run: Run, runs: Sequence[Run], places: Sequence[int]) -> int | None:
-    """Return which of the runs at `places`, all of one method, `run` is compared with."""
+    """Return the one of the runs at `places`, all of one method, with which `run` is compared."""
     if len(places) > 1:
         own = (run.row["key"], run.row.get("local_key"))
         places = [place for place in places if runs[place].row["key"] in own] or places
@@ -329,7 +329,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _readable(folder: Path, config: bool) -> list[dict[str, Any]]:
-    """The row of a run, or none and a warning."""
+    """Return the row of a run, or warn and return none."""
     try:
         row = {**files_of(folder).json(RESULT), "path": str(folder)}
     except FedbenchError as error:
@@ -339,7 +339,7 @@ def _readable(folder: Path, config: bool) -> list[dict[str, Any]]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The run's config as flat columns; nothing, and a warning, where it cannot be read."""
+    """Return the run's config as flat columns, or warn and return nothing if it cannot be read."""
     import yaml
 
     try:
@@ -353,7 +353,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows whose columns hold one type each, as parquet wants: mixed ones and lists become JSON text."""
+    """Return rows whose columns have one type each, as parquet needs: mixed ones and lists become JSON text."""
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
@@ -375,14 +375,14 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a number is read off a history: protocol.report, protocol.average, and whose best-validation round."""
+    """How a number is read from a history: protocol.report, protocol.average, and whose best-validation round."""
 
     report: str = "last"
     average: str = "client"
     per_client: bool = False
 
     def of(self, history: History, test_set: str, rule: str | None = None) -> Reported:
-        """What is reported on `test_set`, by another `rule` if given."""
+        """Return what is reported on `test_set`, by another `rule` if given."""
         return history.report(test_set, rule or self.report, self.average, self.per_client)
 
 
@@ -406,27 +406,27 @@ def summarise(
     the two that the protocol calls its accuracy. acc_on_<set> repeats both for every test set, each by the same
     rule (and acc_on_val for the validation samples, if any); acc_<rule> reads the primary test set by every rule
     that applies; acc_of_<modality> is `acc` over the clients of a modality. `report_first`,
-    `report_last` are the first and last round used. Of `of_clients`, `clients` have an accuracy in `acc`,
-    clients_on_<set> in acc_on_<set>, and `clients_ipr` a gain in `ipr` and `rsd`: without a test sample, or the model
-    that is scored, one has none.
-    A metric of scores has the columns <metric>, <metric>_pooled, <metric>_on_<set> (and _pooled), clients_<metric>, for
-    whom it is defined, ipr_<metric> and rsd_<metric>.
+    `report_last` are the first and last round used. Of the `of_clients` clients, `clients` have an accuracy in `acc`,
+    clients_on_<set> in acc_on_<set>, and `clients_ipr` a gain in `ipr` and `rsd`. A client without a test sample or
+    without a scored model has none.
+    A metric of scores has the columns <metric>, <metric>_pooled, <metric>_on_<set> (and _pooled), clients_<metric> (the
+    number of clients for which it is defined), ipr_<metric> and rsd_<metric>.
 
     Args:
         labels: names of the run.
         key: hash of what determines the result.
         history: the scored rounds.
-        reading: how the protocol reads numbers off.
+        reading: how the protocol reads numbers from a history.
         partition_hash: hash of the partition.
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
         local_measures: the same of the metrics of scores, for ipr_<metric> and rsd_<metric>.
         local_key: key of that Local run.
-        modalities: of each client; none where all are alike.
-        prepared: bytes up and down of all those sent that the method's preparation took.
+        modalities: of each client; none with one modality.
+        prepared: bytes up and down of the method's preparation.
         versions: columns to append, such as versions and the commit.
 
     Raises:
-        ConfigError: nobody who was scored has a test sample.
+        ConfigError: no scored client has a test sample.
     """
     primary = history.test_sets()[0]
     reported = reading.of(history, primary)
@@ -503,10 +503,10 @@ def client_rows(
     local_measures: Mapping[str, Floats] = MappingProxyType({}),
     modalities: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """One row a client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
+    """One row for each client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
 
-    The same of each metric of scores: <metric>, <metric>_local, and <metric>_gain, which is positive where the client
-    is better than alone. And the number of its modality, where there are several (`modalities` [N]).
+    Each metric of scores has <metric>, <metric>_local, and <metric>_gain, which is positive if the client is better
+    than alone. With several modalities (`modalities` [N]) the row has the client's.
 
     `round` is the (last) round used; clients differ in it when each has its own best-validation round.
     """
@@ -538,7 +538,7 @@ def client_rows(
 
 
 def gains_of(measures: Mapping[str, Measured], local: Mapping[str, Floats]) -> dict[str, Fairness]:
-    """IPR, RSD and gains by each metric of scores that `local` has the clients' values [N] of, more always better."""
+    """IPR, RSD and gains in each metric of scores that `local` has clients' values [N] of; a larger gain is better."""
     found = {}
     for name in [name for name in measures if name in local]:
         sign = -1.0 if METRICS[name].lower_is_better else 1.0
@@ -547,7 +547,7 @@ def gains_of(measures: Mapping[str, Measured], local: Mapping[str, Floats]) -> d
 
 
 def gain_columns(name: str, fair: Fairness | None) -> dict[str, float]:
-    """The columns of a row for what a metric gained on Local."""
+    """The columns of a row for a metric's gain over Local."""
     return {
         f"ipr_{name}": math.nan if fair is None else fair.ipr,
         f"rsd_{name}": math.nan if fair is None else fair.rsd,

@@ -40,7 +40,7 @@ class Tracker(Observer):
     library: ClassVar[str]
 
     def __init__(self, key: str, folder: Path, config: Mapping[str, Any], **options: Any) -> None:
-        """`key` tells the run from all others, and is what it goes on under; `folder` is its own; `config` is nested.
+        """`key` identifies the run, also when it resumes; `folder` is the run's; `config` is nested.
 
         `options` are the tracker's own in a config, without `enabled`: see fedbench.config.schema.
         """
@@ -51,7 +51,7 @@ class Tracker(Observer):
 
     @abstractmethod
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """Begin, or go on with, the record of a run."""
+        """Open or continue the record of a run."""
 
     def scalar(self, name: str, value: float, round_: int | None = None) -> None:
         """A number of a scored round, or of the run's result; for libraries that take numbers only."""
@@ -63,7 +63,7 @@ class Tracker(Observer):
                 self.scalar(name, known, round_)
 
     def summarise(self, result: Mapping[str, Any]) -> None:
-        """The result row; of numbers those of a closing table."""
+        """Log the result row, with the numbers of a closing table."""
         for name in headings([result], COLUMNS):
             if (known := number(result.get(name))) is not None:
                 self.scalar(name, known)
@@ -99,7 +99,7 @@ class Tracker(Observer):
         return self.name in LEFT
 
     def _guarded(self, action: Callable[[], object], seconds: float | None = PATIENCE) -> bool:
-        """Whether it was done in time; None: there is no limit."""
+        """Whether the action is done in time; None: there is no limit."""
         if self.failed:
             return False
         try:
@@ -111,10 +111,10 @@ class Tracker(Observer):
 
 
 def _within(seconds: float | None, action: Callable[[], object]) -> None:
-    """Do `action` in a thread that is left behind if it takes longer.
+    """Do `action` in a thread, which is abandoned if it takes longer.
 
     Raises:
-        TimeoutError: it did.
+        TimeoutError: it takes longer.
         Exception: whatever `action` raises.
     """
     raised: list[Exception] = []
@@ -135,7 +135,7 @@ def _within(seconds: float | None, action: Callable[[], object]) -> None:
 
 
 def setting(labels: Labels) -> str:
-    """What runs that may be compared share."""
+    """The settings that comparable runs share."""
     return f"{labels.dataset}/{labels.partition}/{labels.model}/{labels.protocol}"
 
 
@@ -232,7 +232,7 @@ class MlflowTracker(Tracker):
                 self._client.log_param(self._run, name, str(value)[:LONGEST])
 
     def _store(self) -> str | None:
-        """The server's address; beside the runs where none is given, as MLflow's own place is the current folder."""
+        """The server's address; by default next to the runs, because MLflow's own default is the current folder."""
         if self.options["uri"] or os.environ.get("MLFLOW_TRACKING_URI"):
             return cast("str | None", self.options["uri"])
         runs = Path(self.config["runs_dir"]).resolve()

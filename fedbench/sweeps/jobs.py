@@ -38,7 +38,7 @@ class SweepCount:
     made: list[float] = field(default_factory=list)  # seconds of those that were run
 
     def line(self, number: int) -> str:
-        """Return what to say before the job with this number."""
+        """Return the line before the job with this number."""
         done = number - self.first
         left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
         ending = f", about {human_seconds(left)} left" if self.made else ""
@@ -47,9 +47,9 @@ class SweepCount:
 
 @contextmanager
 def counted(first: int, jobs: int) -> Iterator[None]:
-    """Have jobs that run in this process say which of how many they are, and how long the rest takes.
+    """Let jobs in this process show their number, the total, and the remaining time.
 
-    Those of an outer block go on counting: a tuning launches its runs a few at a time.
+    Inside another such block the outer count continues, because tuning launches its runs a few at a time.
     """
     token = _count.set(_count.get() or SweepCount(first, jobs))
     try:
@@ -64,18 +64,18 @@ LAUNCHER = "launcher"  # file in a sweep's folder: the class of what launches it
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The outcome of a job: its row, or the reason for having none."""
+    """The outcome of a job: its row, or the reason why there is none."""
 
     overrides: Mapping[str, str] = field(default_factory=dict)  # key -> value
     row: Mapping[str, Any] | None = None  # of a finished run
     folder: str = ""  # of the run
     plain: Mapping[str, Any] = field(default_factory=dict)  # the job's config
     code: int = messages.OK  # exit code
-    failure: str = ""  # what to tell the user
-    shown: bool = False  # the user has been told
-    earlier: bool = False  # the run had been finished by an earlier command
-    code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it
-    stopped: str = ""  # by a signal: how far it got, and where that was saved
+    failure: str = ""  # the message for the user
+    shown: bool = False  # true: the message has been printed
+    earlier: bool = False  # true: an earlier command finished the run
+    code_changed: tuple[str, ...] = ()  # the parts of the code that differ from the code that made it
+    stopped: str = ""  # if a signal stopped it: how far it got, and where that is saved
 
 
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
@@ -83,7 +83,7 @@ _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 @contextmanager
 def keeping() -> Iterator[list[JobOutcome]]:
-    """Give the list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
+    """Yield the list that collects every outcome, because Hydra's main function discards the jobs' results."""
     outcomes: list[JobOutcome] = []
     token = _kept.set(outcomes)
     try:
@@ -93,7 +93,7 @@ def keeping() -> Iterator[list[JobOutcome]]:
 
 
 def keep(outcome: JobOutcome) -> None:
-    """Add to the list of `keeping`; a failure of a job that ran elsewhere is told now."""
+    """Add to the list of `keeping`; print the failure of a job that ran in another process."""
     if outcome.failure and not outcome.shown:
         tell(outcome.failure)
     kept = _kept.get()
@@ -122,7 +122,7 @@ def _within(mode: ContextVar[bool]) -> Iterator[None]:
 
 
 def only_planned() -> AbstractContextManager[None]:
-    """Have runs and sweeps say what they would make and how long it would take, and make nothing."""
+    """Let runs and sweeps only say what they would make and how long it would take."""
     return _within(_planned)
 
 
@@ -132,12 +132,12 @@ def is_only_planned() -> bool:
 
 
 def hushed() -> AbstractContextManager[None]:
-    """Have `say` print nothing in this thread."""
+    """Silence `say` in this thread."""
     return _within(_hushed)
 
 
 def say(*what: object, console: Output | None = None) -> None:
-    """Print what a sweep tells besides failures, unless `hushed`: standard output is that of other threads too."""
+    """Print a sweep's text other than failures, unless `hushed`; other threads share standard output."""
     if not _hushed.get():
         (print if console is None else console.print)(*what)
 
@@ -145,7 +145,7 @@ def say(*what: object, console: Output | None = None) -> None:
 def perform(config: DictConfig) -> JobOutcome:
     """Run one job as Hydra's task function, and never raise an Exception.
 
-    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
+    Hydra would end a sweep with a traceback. So errors are part of the outcome, and the other jobs go on.
     """
     if HydraConfig.get().mode == RunMode.RUN:
         outcome = _outcome(config)
@@ -155,7 +155,7 @@ def perform(config: DictConfig) -> JobOutcome:
 
 
 def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
-    """Return what `make` returns in a job that a launcher started, or, in a process of its own, what stopped it.
+    """Return the result of `make` in a launcher's job, or, in a separate process, the signal that stopped it.
 
     Raises:
         Stopped: a signal came, and the job runs in the process that was asked to stop.
@@ -171,7 +171,7 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 
 def _outcome(config: DictConfig) -> JobOutcome:
-    """Return what comes of the run that `config` describes."""
+    """Return the outcome of the run that `config` describes."""
     from fedbench.config.compose import suited
     from fedbench.runs.config import resolve
 
@@ -215,7 +215,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 
 def _refuse_another_launcher() -> None:
-    """Refuse a launcher that a swept experiment names: it would launch nothing, as the sweep has its own by then."""
+    """Refuse a launcher that a swept experiment names; it would have no effect, as the sweep has its own by then."""
     if HydraConfig.get().mode == RunMode.RUN:
         return
     own = (Path(HydraConfig.get().sweep.dir) / LAUNCHER).read_text(encoding="utf-8")
@@ -225,7 +225,7 @@ def _refuse_another_launcher() -> None:
 
 
 def _execute(run: RunConfig) -> Run:
-    """Return the run's result; in a sweep say which job it is, and wait for whoever is at the same run."""
+    """Return the run's result; in a sweep show the job's number, and wait for another process with the same run."""
     from fedbench.runs import execution
 
     count, begin = _count.get(), time.monotonic()
@@ -244,7 +244,7 @@ def _overrides() -> dict[str, str]:
 
 
 def _task() -> list[str]:
-    """Return the overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
+    """Return the overrides as written, because a value of `${...}` in them may be what cannot be found."""
     return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
@@ -252,10 +252,10 @@ sources.register_resolvers()  # on import: a launcher's process reads the config
 
 
 def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-    """Return what a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
+    """Return the results of a launcher's jobs, numbered from `first`, in `folder` (hydra.sweep.dir).
 
     Raises:
-        Stopped: a signal came; the jobs under way have saved what they can.
+        Stopped: a signal came; the running jobs have saved their state.
     """
     make_folder(folder)
     write_text(folder / LAUNCHER, f"{type(launcher).__module__}.{type(launcher).__qualname__}")
@@ -277,7 +277,7 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
 
 
 def _needed(processes: int, runs: int) -> int:
-    """Return how many processes joblib is to start, which starts as many as it is told at once."""
+    """Return how many processes joblib should start; it starts all of them at once."""
     import joblib  # type: ignore[import-untyped]
 
     return int(min(joblib.effective_n_jobs(processes), joblib.cpu_count(), runs))
@@ -292,7 +292,7 @@ def _saved(job: JobReturn) -> str:
 
 @contextmanager
 def _each_for_itself(folder: Path) -> Iterator[None]:
-    """Have a job of submitit that died return why: Hydra's plugin waits for one after the other, up to the first."""
+    """Let a dead job of submitit return the reason; Hydra's plugin waits for jobs in turn, up to the first failure."""
     try:
         from submitit import AutoExecutor
     except ImportError:
@@ -339,12 +339,12 @@ def launch_on_ray(
     address: str | None,
     resources: dict[str, float],
 ) -> list[JobReturn]:
-    """Run jobs (number, overrides) as tasks of a Ray cluster and return what they returned, in order.
+    """Run jobs (number, overrides) as tasks of a Ray cluster and return their results in order.
 
     `arguments`: Hydra's context, the sweep's config and the task function.
 
     Raises:
-        ConfigError: Ray is not installed, its cluster is not there, or no machine of it has the `resources`.
+        ConfigError: Ray is not installed, its cluster does not answer, or none of its machines has the `resources`.
     """
     from hydra.core.singleton import Singleton
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
-    """Return an experiment's values and the command line's, which take the place of those of the same key."""
+    """Return an experiment's values, with the command line's in place of those of the same key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     params = remaining(sweeper.params, arguments)
@@ -44,7 +44,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of each run: every combination of the swept values, the last key varies fastest.
 
     Raises:
-        ConfigError: an interval, of which there is no every value.
+        ConfigError: an interval, which has no list of all values.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
@@ -61,7 +61,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> list[JobOutcome]:
-    """Return what the runs of `batch` send back; their jobs are numbered from `first`."""
+    """Return the outcomes of the runs of `batch`; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
     with jobs.counted(first, len(batch)):
         folder = Path(sweeper.config.hydra.sweep.dir)
@@ -69,9 +69,9 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
 
 
 def announce(batch: Sequence[Sequence[str]]) -> None:
-    """Print how long the runs of a sweep take here, and of one that is only planned which are there already.
+    """Print how long the runs of a sweep take here, and for a planned sweep which ones are finished.
 
-    A run that is refused says so itself when its turn comes.
+    A run that is refused says so in its own turn.
     """
     from fedbench.config.compose import compose
     from fedbench.runs.config import RunConfig, resolve
@@ -105,7 +105,7 @@ def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, 
 
 @contextmanager
 def scratch(config: Any) -> Iterator[None]:
-    """Remove the folder of Hydra and its launchers when the sweep is over, unless there is a log of what died."""
+    """Remove the folder of Hydra and its launchers after the sweep, unless it has the log of a dead job."""
     folder = Path(config.hydra.sweep.dir)
     make_folder(folder)
     try:
@@ -119,7 +119,7 @@ def scratch(config: Any) -> Iterator[None]:
 
 
 def conclude(outcomes: Sequence[JobOutcome]) -> None:
-    """Keep what the jobs sent back, print one table, and write the files of a named sweep."""
+    """Keep the jobs' outcomes, print one table, and write the files of a named sweep."""
     for outcome in outcomes:
         jobs.keep(outcome)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
@@ -137,7 +137,7 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
 
 
 def outcome_of(job: JobReturn) -> JobOutcome:
-    """Return what a job sent back, or, where its process died, that it did."""
+    """Return a job's outcome, or, if its process died, an outcome that says so."""
     try:
         outcome: JobOutcome = job.return_value
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
@@ -148,14 +148,14 @@ def outcome_of(job: JobReturn) -> JobOutcome:
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return what tells runs of a sweep apart besides their groups' options and seeds: "mu=0.1", for example."""
+    """Return what distinguishes runs of a sweep besides their groups' options and seeds, such as "mu=0.1"."""
     keys = dict.fromkeys(key for run in overrides for key in run if "." in key)
     varied = [key for key in keys if len({run.get(key) for run in overrides}) > 1]
     return [" ".join(f"{key.removeprefix('method.')}={run[key]}" for key in varied if key in run) for run in overrides]
 
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
-    """Print all rows of a sweep, a table for each setting; what failed still counts as a value that was swept."""
+    """Print all rows of a sweep, with a table for each setting; failed runs still count as swept values."""
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
     keys = {key.removeprefix("protocol.") for key in swept(outcomes)}
     choices = _choices(outcomes)
@@ -176,7 +176,7 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
 
 
 def _choices(outcomes: Sequence[JobOutcome]) -> list[str]:
-    """Return the groups of which two options have one label, as a YAML's without `preset:` is that of its base."""
+    """Return the groups with two options of one label; a YAML without `preset:` has its base's label."""
     found: dict[tuple[str, str], set[str]] = {}
     for outcome in (each for each in outcomes if each.row is not None):
         for group in ("method", "dataset", "partition", "model"):
@@ -225,7 +225,7 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
 
 
 def curves(runs: pd.DataFrame, x: str) -> list[Mapping[str, Any]]:
-    """Return one entry a run: line, panel, and the rows of its rounds.csv."""
+    """Return one entry for each run: line, panel, and the rows of its rounds.csv."""
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
@@ -252,10 +252,10 @@ UNNAMED = ("experiment", "seed")  # in the folder of an experiment, which has it
 
 
 def write_table(outcomes: Sequence[JobOutcome]) -> Path:
-    """Write the files of a sweep, some of whose runs may have failed; returns their folder.
+    """Write the files of a sweep, also if runs failed; return their folder.
 
     Raises:
-        UnknownName: sweep.x, sweep.by or sweep.y names nothing that was swept or measured.
+        UnknownName: sweep.x, sweep.by or sweep.y is neither swept nor measured.
     """
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")
@@ -274,7 +274,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
 
 
 def write_runs(folder: Path, runs: pd.DataFrame) -> None:
-    """Write runs.csv; what is in `folder` goes aside if it is of other runs altogether, or cannot be read."""
+    """Write runs.csv; move the content of `folder` aside if it belongs to other runs or cannot be read."""
     import pandas as pd
 
     file, known = folder / "runs.csv", set[tuple[str, str]]()
@@ -291,7 +291,7 @@ def write_runs(folder: Path, runs: pd.DataFrame) -> None:
 
 
 def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:
-    """Return keys, in order, whose values differ among the runs, finished or not, but for seeds that are no axis."""
+    """Return keys, in order, whose values differ among the runs, finished or not, without seeds that are no axis."""
     keys = dict.fromkeys(key for outcome in outcomes for key in outcome.overrides)
     return [
         key
@@ -301,7 +301,7 @@ def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]
 
 
 def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> str:
-    """Return the name on the command line; an experiment's own, and what was changed for all of its runs.
+    """Return the name from the command line, or the experiment's with the changes of all its runs.
 
     So an experiment on digits does not overwrite the one on Fashion-MNIST.
     """
@@ -311,7 +311,7 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
 
 
 def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]:
-    """Return what was set beside the swept `keys`, in order, and is the same for all runs."""
+    """Return the settings besides the swept `keys`, in order, which are the same for all runs."""
     return {
         key: value
         for key, value in outcomes[0].overrides.items()
@@ -323,9 +323,9 @@ def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]
 
 
 def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
-    """Return one line a run: its swept values under their keys' names (as text), its result row, and its folder.
+    """Return one line for each run: its swept values under their keys' names (as text), its result row, its folder.
 
-    `code_changed`: the parts of the code that are not what made it, "" where it was made by today's.
+    `code_changed`: the parts of the code that differ from the code that made it, "" for none.
     """
     import pandas as pd
 
@@ -343,7 +343,7 @@ def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
-    """Return one line a combination of swept values: seeds, and mean and sample standard deviation of every metric.
+    """Return one line for each combination of swept values: seeds, mean and sample standard deviation of every metric.
 
     `fewer`: which of these means are over fewer than all clients.
     """
@@ -368,9 +368,9 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
 
 
 def cells(lines: pd.DataFrame, keys: Sequence[str]) -> list[list[str]]:
-    """Return headings and lines: swept values, seeds, and mean ± standard deviation of each metric that any line has.
+    """Return headings and lines: swept values, seeds, and mean ± standard deviation of each metric in any line.
 
-    `score` is left out where it is `acc`. What other code made is marked.
+    `score` is left out if it is `acc`. Results of other code are marked.
     """
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
     if {"score", "acc"} <= {*names} and lines["score"].equals(lines["acc"]):
@@ -383,7 +383,7 @@ def cells(lines: pd.DataFrame, keys: Sequence[str]) -> list[list[str]]:
 
 
 def remarks(lines: pd.DataFrame, same: Mapping[str, str]) -> list[str]:
-    """Return what stands below the table: means over fewer than all clients, what is the `same` for all runs, marks."""
+    """Return the lines below the table: means over fewer than all clients, settings that are the `same`, marks."""
     settings = "all runs: " + ", ".join(f"`{key}={value}`" for key, value in same.items()) if same else ""
     said = remark(part for parts in lines["code_changed"] for part in parts.split(", ") if part)
     return [text for text in (*lines["fewer"], settings, said) if text]

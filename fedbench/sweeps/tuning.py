@@ -1,4 +1,4 @@
-"""Tuning with Optuna: proposes values, launches the runs, judges them by validation accuracy and nothing else."""
+"""Tuning with Optuna: propose values, launch the runs, and judge them only by validation accuracy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str],
     """Return (overrides of every run, the combinations of swept seeds, key -> Optuna's distribution).
 
     Raises:
-        ConfigError: bounds that Optuna does not take.
+        ConfigError: Optuna does not accept the bounds.
     """
     fixed, seeds, space = {}, [], {}
     for override in overrides:
@@ -77,7 +77,7 @@ class Tuning(Component):
 
 @dataclass
 class Trial:
-    """One combination of values, and what its runs (one a seed) said of it."""
+    """One combination of values, and the outcomes of its runs (one for each seed)."""
 
     number: int
     values: dict[str, Any]
@@ -102,7 +102,7 @@ class Trial:
 
 
 def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Run all trials and tell the best; those of `overrides` that sweep span the space.
+    """Run all trials and print the best; the swept `overrides` span the space.
 
     Raises:
         ConfigError: Optuna is missing, there are no validation samples, or nothing to tune.
@@ -176,7 +176,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
 def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """Write best.txt (the best's overrides), the runs, figure.svg and figure.png.
 
-    And trials.csv, a line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds.
+    Write trials.csv with a line for each trial: its values, validation accuracy `val` (nan: failed), number of seeds.
     """
     import pandas as pd
 

@@ -35,7 +35,7 @@ ESSENTIAL: tuple[Check, ...] = (checks.check_stacked_equals_looped, checks.check
 
 
 def exception_of(check: Check, subject: Subject) -> str:
-    """Why `subject` is declared to fail `check`; empty if it is not."""
+    """Return the reason why `subject` declares that it fails `check`; empty if it does not."""
     if check is checks.check_relabelled_clients_get_relabelled_models:
         return subject.declared.draws_by_position
     if check is checks.check_a_client_is_sent_the_same_in_whatever_company:
@@ -44,7 +44,7 @@ def exception_of(check: Check, subject: Subject) -> str:
 
 
 def run(check: Check, subject: Subject) -> None:
-    """Run one check; where `subject` declares an exception, the check must fail.
+    """Run one check; if `subject` declares an exception, the check must fail.
 
     Raises:
         AssertionError: with what is wrong.
@@ -74,9 +74,9 @@ def check_method(method: Method | type[Method] | str, checks: Iterable[Check] = 
 def parametrize_with_checks(
     methods: Sequence[Method | type[Method] | str], checks: Sequence[Check] = CHECKS
 ) -> pytest.MarkDecorator:
-    """A pytest decorator: the test is given every `check` of every method, and calls it.
+    """A pytest decorator: the test gets every `check` of every method and calls it.
 
-    A method is built, and its runs are made, when its first test asks; the others share them.
+    The first test of a method builds it and makes its runs; the other tests share them.
     """
     import pytest
 
@@ -99,7 +99,7 @@ def parametrize_with_checks(
 
 
 def name_of(method: Method | type[Method] | str) -> str:
-    """What results call a method: the preset, the path, or the class."""
+    """Return the name of a method in results: the preset, the path, or the class."""
     if isinstance(method, str):
         return method
     return (method if isinstance(method, type) else type(method)).__name__

@@ -37,7 +37,7 @@ FAMILIES = ("global", "personalised", "clustered", "mixture")
 
 
 def layout(tree: Mapping[str, Tensor], axes: int = 0) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape behind the first `axes`, and type, of every leaf."""
+    """Return the shape after the first `axes`, and the type, of every leaf."""
     return {name: (tuple(leaf.shape[axes:]), leaf.dtype) for name, leaf in tree.items()}
 
 
@@ -106,7 +106,7 @@ def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
 
 
 def check_scoring_changes_nothing_and_scores_classes(subject: Subject) -> None:
-    """Scored again, a state gives the same counts and stays as it is; scores are finite, [B, K]."""
+    """A second scoring of a state gives the same counts and does not change it; scores are finite, [B, K]."""
     chosen, state = subject.toy("mlp"), subject.run("mlp").state
     before = trees.clone(pack(state)[0])
     clock = Clock(ROUNDS, ROUNDS)
@@ -128,7 +128,7 @@ def check_scoring_changes_nothing_and_scores_classes(subject: Subject) -> None:
 
 @torch.no_grad()
 def check_a_client_is_sent_the_same_in_whatever_company(subject: Subject) -> None:
-    """So scoring many clients a few at a time scores what scoring all at once would."""
+    """A client's message does not depend on the cohort, so clients can be scored a few at a time."""
     chosen, state = subject.toy("mlp"), subject.run("mlp").state
     clock = Clock(ROUNDS, ROUNDS)
     whole = chosen.method.send(state.server, chosen.cohort(EVERYONE, clock, "evaluate"))
@@ -140,7 +140,7 @@ def check_a_client_is_sent_the_same_in_whatever_company(subject: Subject) -> Non
 
 
 def check_trees_keep_their_names_shapes_and_precision(subject: Subject) -> None:
-    """Server and memory after three rounds have the leaves of before; messages and uploads a row a client."""
+    """Server and memory after three rounds have the initial leaves; messages and uploads have a row for each client."""
     for kind in KINDS:
         run = subject.run(kind)
         meter, start = run.meter, run.start
@@ -170,7 +170,7 @@ def check_no_leaf_is_dead(subject: Subject) -> None:
 
 
 def check_single_precision_stays_single(subject: Subject) -> None:
-    """A double that slipped in would be trained slowly and sent at twice the price (single numbers may be)."""
+    """No leaf is float64, which would train slowly and double the traffic; single numbers may be."""
     chosen = subject.toy("mlp", dtype=torch.float32, rounds=1)
     meter = ToyMeter(chosen)
     state = simulate(chosen, meter)
@@ -180,7 +180,7 @@ def check_single_precision_stays_single(subject: Subject) -> None:
 
 
 def check_collaboration_is_row_stochastic(subject: Subject) -> None:
-    """Where there is a collaboration matrix, it is [N, N], not negative, and its rows sum to one."""
+    """A collaboration matrix, if there is one, is [N, N], not negative, and its rows sum to one."""
     chosen, run = subject.toy("mlp"), subject.run("mlp")
     for state in (run.start, run.state):
         matrix = chosen.method.collaboration(state.server, chosen.population)
@@ -193,7 +193,7 @@ def check_collaboration_is_row_stochastic(subject: Subject) -> None:
 
 
 def check_clients_that_are_too_small_are_refused(subject: Subject) -> None:
-    """Where more than one training sample is needed, a client with fewer is named in an error."""
+    """If a method needs more than one training sample, an error names a client with fewer."""
     smallest = subject.declared.smallest
     if smallest == 1:
         return
@@ -209,12 +209,12 @@ def check_clients_that_are_too_small_are_refused(subject: Subject) -> None:
 
 
 def rerun(program: Program, rows: int, full: bool) -> Callable[[], None]:
-    """The step itself, each time anew."""
+    """Return the step itself, which is run anew each time."""
     return partial(program.step, rows, full=full)
 
 
 def traced(program: Program, rows: int, full: bool) -> Callable[[], None]:
-    """The operations that the step consists of now, whatever Python would do the next time."""
+    """Return the operations of the step as traced now, independent of what Python would do the next time."""
     inputs, state = program.inputs(), program.state()
     leaves = [*inputs.values(), *state.values()]
 
@@ -232,17 +232,17 @@ CHUNKS = {"mlp": (2, 99), "batch_norm": (3,)}  # clients trained at once by the 
 
 
 def everything(state: State) -> Tree:
-    """All of a state but its timings."""
+    """Return a state without its timings."""
     return {name: leaf for name, leaf in pack(state)[0].items() if "seconds" not in name}
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """To the bit."""
+    """Assert equality to the bit."""
     return set(a) == set(b) and all(torch.equal(a[k].nan_to_num(), b[k].nan_to_num()) for k in a)
 
 
 def check_stacked_equals_looped(subject: Subject) -> None:
-    """Models, scores, traffic and losses, with as many clients in a chunk as one likes."""
+    """Models, scores, traffic and losses are equal for any number of clients in a chunk."""
     for kind, chunks in CHUNKS.items():
         expected = subject.run(kind).state
         for chunk in chunks:
@@ -256,7 +256,7 @@ def check_stacked_equals_looped(subject: Subject) -> None:
 
 
 def check_runs_at_other_rates_train_as_one(subject: Subject) -> None:
-    """Two runs that differ in the learning rate, as rows of one program, train and score as each does alone."""
+    """Two runs at different learning rates, as rows of one program, train and score as each does alone."""
     clock = Clock(0, ROUNDS)
     runs = [subject.toy("mlp", optimizer=OptimizerConfig(lr=lr)) for lr in (0.1, 0.02)]
     joint, sizes = StackedTrainer(joint_setup(runs), 99, rerun), [len(each.everyone) for each in runs]
@@ -305,7 +305,7 @@ def check_is_deterministic_whatever_else_is_random(subject: Subject) -> None:
 
 
 def check_resumed_equals_uninterrupted(subject: Subject) -> None:
-    """To the bit, through a file before every round."""
+    """A run that resumes from a file before every round equals an uninterrupted one to the bit."""
     chosen = subject.toy("batch_norm")
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()
@@ -361,7 +361,7 @@ def check_stays_finite_and_moves(subject: Subject) -> None:
 
 
 def check_only_clients_that_trained_are_scored_as_trained(subject: Subject) -> None:
-    """After a first round that leaves one client out, that client has no score."""
+    """After a first round without one client, that client has no score."""
     chosen = subject.toy("batch_norm")
     tally = subject.run("batch_norm").state.history.records[0].tallies["local"]
     scored = [k for k in range(5) if tally.total[k] > 0]

@@ -16,7 +16,7 @@ USAGE = "usage: python -m fedbench check-method METHOD...   a preset (ditto) or 
 
 
 def outcome(check: Check, subject: Subject) -> str:
-    """What is wrong; empty if nothing is."""
+    """Return what is wrong, or empty text."""
     try:
         run(check, subject)
     except AssertionError as error:
@@ -30,7 +30,7 @@ def outcome(check: Check, subject: Subject) -> str:
 
 
 def report(subject: Subject) -> int:
-    """Print a line for each check; how many failed."""
+    """Print a line for each check and return how many failed."""
     failed, said = 0, set[str]()
     for check in CHECKS:
         begin = time.perf_counter()

@@ -25,7 +25,7 @@ CLIENTS = (4, 3, 1)  # the first has a single mini-batch, and most leaves show t
 
 
 def dead_leaves(subject: Subject, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, what is wrong) of each leaf of memory and uploads that does nothing on toy `kind`."""
+    """Yield (name, fault) of each leaf of memory and uploads without effect on toy `kind`."""
     run = subject.run(kind)
     for name, leaf in run.start.memory.items():
         if same(leaf, run.state.memory[name]):
@@ -67,14 +67,14 @@ def _moments(subject: Subject, kind: str) -> Iterator[_Moment]:
 
 
 class _Witness(LoopedTrainer):
-    """Keeps the scores of every model that it counts the hits of."""
+    """Keeps the scores of every model that it scores."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.scores: list[Tensor] = []
 
     def count(self, client: int, model: Tree, score: Sequence[str], known: object = None) -> Counts:
-        """As the looped engine, without what is known of equal models."""
+        """As the looped engine, without the cache of equal models."""
         x, _ = self.setup.federation.gather(self.setup.federation.indices("local", client))
         self.scores.append(self.setup.method.predict(model, x, self.setup.task))
         return super().count(client, model, score)
@@ -117,7 +117,7 @@ def _of_client(moment: _Moment, ids: Tensor, memory: Tree) -> tuple[list[Tensor]
 
 
 def _unread(moments: Sequence[_Moment]) -> list[str]:
-    """Names of what is uploaded and does not count for the server's state."""
+    """Names of uploaded leaves that do not affect the server's state."""
     read, names = set[str](), dict[str, None]()
     for moment in moments:
         outcome = LoopedTrainer(moment.setup).train(EVERYONE, moment.message, moment.memory, moment.clock)
@@ -159,5 +159,5 @@ def changed(leaf: Tensor) -> Iterator[Tensor]:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """To the bit; a nan equals another."""
+    """Whether two values are equal to the bit; nan equals nan."""
     return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())

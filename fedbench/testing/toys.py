@@ -50,7 +50,7 @@ def federation(
     ids: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> Federation:
-    """Client k owns sizes[k] training, 3 validation and `tests` test samples; `labels[k]`: the classes it sees.
+    """Client k owns sizes[k] training, 3 validation and `tests` test samples of the classes `labels[k]`.
 
     Images are class prototypes plus noise, so that there is something to learn. `ids`: only those clients, in that
     order, each with the data and the randomness it has among all.
@@ -79,7 +79,7 @@ def federation(
 
 @functools.cache
 def _task(model: Model, shape: tuple[int, ...], classes: int) -> Task:
-    """A network takes 20 ms to build, and many toys have the same."""
+    """Return a cached network, because building one takes 20 ms and many toys have the same."""
     return model.task(shape, classes)
 
 
@@ -97,7 +97,7 @@ def setup(
     optimizer: OptimizerConfig | None = None,
     **protocol: Any,
 ) -> Setup:
-    """A Setup over a toy federation; a cohort that is no int is a share; further keywords go to ProtocolConfig."""
+    """A Setup over a toy federation; a float cohort is a share; further keywords go to ProtocolConfig."""
     data = data or federation()
     task = _task(model or MLP(hidden=(7,)), data.shape, data.classes)
     chosen = ProtocolConfig(
@@ -111,7 +111,7 @@ def setup(
 
 
 def simulate(chosen: Setup, trainer: Trainer | None = None) -> State:
-    """All rounds of a run."""
+    """Make all rounds of a run."""
     trainer = trainer or LoopedTrainer(chosen)
     simulation = Simulation(chosen, trainer)
     try:
@@ -124,7 +124,7 @@ def simulate(chosen: Setup, trainer: Trainer | None = None) -> State:
 
 
 def models(chosen: Setup, state: State) -> Tree:
-    """Every client's personal model after a run, stacked [N, ...]: what the method is scored by.
+    """Every client's personal model after a run, stacked [N, ...]: the scored models.
 
     Leaves of different lengths (memorised samples) are padded with zeros.
     """
@@ -171,7 +171,7 @@ class ToyMeter(LoopedTrainer):
     up = down = 0
 
     def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        """As the looped engine, counted."""
+        """As the looped engine, with the traffic counted."""
         outcome = super().train(ids, message, memory, clock, score)
         for client in range(len(ids)):
             self.down += sum(len(leaf[client].numpy().tobytes()) for leaf in message.values())
@@ -181,7 +181,7 @@ class ToyMeter(LoopedTrainer):
 
 
 class Watched(Simulation):
-    """Leaves what crosses for the method's preparation out of the meter."""
+    """Keeps the traffic of the method's preparation out of the meter."""
 
     trainer: ToyMeter
 
@@ -194,7 +194,7 @@ class Watched(Simulation):
 
 @dataclass
 class ToyRun:
-    """A finished run, what it began with, and what crossed the network in rounds."""
+    """A finished run, its initial state, and the traffic of its rounds."""
 
     start: State
     state: State
@@ -202,7 +202,7 @@ class ToyRun:
 
 
 class Subject:
-    """A method, made cheap by the settings that it declares for toys; its runs are made once."""
+    """A method with its cheap settings for toys; its runs are made once."""
 
     def __init__(self, method: Method, name: str = "") -> None:
         self.name = name or type(method).__name__
@@ -215,7 +215,7 @@ class Subject:
         """From a method, its class, a preset's name ("ditto"), or "package.module:Class".
 
         Raises:
-            UnknownName: no preset is called so.
+            UnknownName: there is no preset of that name.
             ConfigError: a class that is no method, or has fields without a default.
         """
         if isinstance(given, Method):
@@ -274,10 +274,10 @@ class Subject:
 
 
 def imported(path: str) -> object:
-    """What "package.module:Class" names.
+    """Return what "package.module:Class" names.
 
     Raises:
-        ConfigError: there is no such module, or nothing of that name in it.
+        ConfigError: there is no such module, or it has nothing of that name.
     """
     module, _, name = path.partition(":")
     try:

@@ -46,9 +46,9 @@ class Cub(FileSource):
     )
 
     model: str = "cub_cnn"
-    size: int = at_least(1, 64)  # height and width in pixels; images are scaled to it, whatever their aspect
-    text: bool = False  # read the captions too
-    words: int = at_least(1, 30)  # of a caption; longer ones are cut, shorter ones padded
+    size: int = at_least(1, 64)  # height and width in pixels; images are scaled without keeping their aspect ratio
+    text: bool = False  # true: read the captions too
+    words: int = at_least(1, 30)  # words of a caption; longer captions are cut, shorter ones padded
     mean: tuple[float, ...] = finite((0.485, 0.456, 0.406))
     std: tuple[float, ...] = positive((0.229, 0.224, 0.225))
 
@@ -58,7 +58,7 @@ class Cub(FileSource):
 
     @property
     def by_hand(self) -> str:
-        """The captions lie where only a browser gets them, without a published checksum."""
+        """Only a browser can download the captions, and no checksum is published."""
         return (
             "its captions (dataset.text=true) by hand: cvpr2016_cub.tar.gz of github.com/reedscot/cvpr2016, unpacked "
             "so that cvpr2016_cub/text_c10 lies in the data folder"
@@ -126,7 +126,7 @@ def _inside(folder: Path, name: str, index: Path) -> Path:
 
 
 def read_captions(path: Path) -> list[list[str]]:
-    """The words of the ten captions of one image, a line each.
+    """The words of the ten captions of one image; a line is a caption.
 
     Raises:
         DataCorrupt: the file is missing, or has fewer captions.

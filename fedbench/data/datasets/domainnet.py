@@ -78,10 +78,10 @@ class DomainNet(FileSource):
 
     model: str = "lenet5"
     num_classes: int = at_least(2, 20)  # drawn from the 345 with `seed`
-    classes: tuple[str, ...] = ()  # or these, by name
-    ratio: float = share(0.3, above=True)  # share of the images kept, of each domain, split and class
-    size: int = at_least(1, 64)  # height and width in pixels; images are scaled to it, whatever their aspect
-    seed: int = at_least(0, 0)  # of the draw of classes and images; independent of the run's seed
+    classes: tuple[str, ...] = ()  # classes by name, instead of num_classes
+    ratio: float = share(0.3, above=True)  # share of the images that is kept in each domain, split and class
+    size: int = at_least(1, 64)  # height and width in pixels; images are scaled without keeping their aspect ratio
+    seed: int = at_least(0, 0)  # seed of the draw of classes and images; independent of the run's seed
     mean: tuple[float, ...] = finite((0.485, 0.456, 0.406))
     std: tuple[float, ...] = positive((0.229, 0.224, 0.225))
 
@@ -102,7 +102,7 @@ class DomainNet(FileSource):
         return lists if complete else None
 
     def check(self, where: Path, train: int, test: int) -> None:
-        """Nothing: the lists were checked, and a listed image that is missing is an error."""
+        """Check nothing more: the lists are checked already, and a missing image is an error."""
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """The chosen images, training before test, each domain by domain in the order of its list."""
@@ -146,7 +146,7 @@ class DomainNet(FileSource):
         return items
 
     def _chosen(self, items: Sequence[Item], folder: Path) -> dict[int, int]:
-        """Published label -> label here, of the chosen classes in the published order."""
+        """Return published label -> label here for the chosen classes, in the published order."""
         names: dict[int, str] = {}
         for item in items:
             names.setdefault(item.label, item.path.split("/")[1])
@@ -163,7 +163,7 @@ class DomainNet(FileSource):
         return {label: rank for rank, label in enumerate(chosen)}
 
     def _sample(self, name: str, items: Sequence[Item], labels: Mapping[int, int]) -> list[Item]:
-        """`ratio` of each chosen class of one list (rounded down, at least one image), in the list's order."""
+        """Return `ratio` of each chosen class of one list (rounded down, at least one image), in the list's order."""
         members: dict[int, list[int]] = {}
         for index, item in enumerate(items):
             if item.label in labels:

@@ -52,7 +52,7 @@ class OwnData(DataSource):
     """Samples at `path`, parsed once and cached until a file changes."""
 
     path: str | None = None
-    mean: tuple[float, ...] | None = finite(None)  # a channel; null: of the training samples
+    mean: tuple[float, ...] | None = finite(None)  # mean of each channel; null: that of the training samples
     std: tuple[float, ...] | None = positive(None)
 
     @property
@@ -63,24 +63,24 @@ class OwnData(DataSource):
 
     @property
     def place(self) -> Path:
-        """`path`; where nothing is there, and something in the data folder (FEDBENCH_DATA), that."""
+        """Return `path`, or, if only the data folder (FEDBENCH_DATA) has it, the path there."""
         given = Path(self.path or "").expanduser()
         within = data_dir() / given
         return within if self.path and within.exists() and not given.exists() else given
 
     @abstractmethod
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
-        """(training, test) samples as `x` [n, ...] and `y` [n]; no test samples: a fifth will be.
+        """Return (training, test) samples as `x` [n, ...] and `y` [n]; without test samples a fifth is for testing.
 
-        What else may be there: `client` [n], whose each sample is; `split` [n], a key of SPLIT, if there are no test
-        samples; `quantity`, where `y` is one; `kind`, what they are (Npz.kind; images); of a table, whose x [n, d] may
-        hold nan, how many categories each column has (`columns` [d]), the `words` of all, and their names (`inputs`
-        [d]); `said`, lines on what may be meant otherwise.
+        Optional entries: `client` [n], each sample's client; `split` [n], a key of SPLIT, if there are no test samples;
+        `quantity`, if `y` is one; `kind` (Npz.kind; by default images); for a table, whose x [n, d] may hold nan, the
+        number of categories of each column (`columns` [d]), the `words` of all, and the columns' names (`inputs` [d]);
+        `said`, lines on choices that the user may have meant otherwise.
         """
 
     @abstractmethod
     def files(self, path: Path) -> list[Path]:
-        """What makes the samples: they are parsed again when one changes."""
+        """The files of the samples, which are parsed again when one changes."""
 
     @property
     def variant(self) -> str:
@@ -88,7 +88,7 @@ class OwnData(DataSource):
         return ""
 
     def state(self) -> Availability:
-        """Ready where there is something at `path`."""
+        """Ready if `path` exists."""
         ready = self.path is not None and self.place.exists()
         where = str(self.place) if ready else ""
         return Availability(ready, where, (self.path or "dataset.path",), "set dataset.path to your data")
@@ -141,10 +141,10 @@ class OwnData(DataSource):
 
 @dataclass(frozen=True)
 class Npz(OwnData):
-    """Arrays `x` and `y`, and `x_test` and `y_test` where there is a test split; `client` and `split` as in `parse`.
+    """Arrays `x` and `y`, and for a test split `x_test` and `y_test`; `client` and `split` as in `parse`.
 
     `x` is a table [n, d], token numbers [n, L], series [n, C, T], or images [n, H, W], [n, C, H, W] or [n, H, W, C];
-    uint8 means pixels up to 255, anything else is taken as it is, as float32.
+    uint8 means pixels up to 255; other values are taken unchanged as float32.
     """
 
     name: ClassVar[str] = "npz"
@@ -155,7 +155,7 @@ class Npz(OwnData):
 
     @property
     def variant(self) -> str:
-        """The kind and the task, where these are given."""
+        """The kind and the task, if they are set."""
         given = "" if self.kind == "auto" else f"-{self.kind}"
         return given + ("" if self.task == TASKS[0] else f"-{self.task}")
 
@@ -202,7 +202,7 @@ class Npz(OwnData):
 
 
 def quantity_if(task: str) -> dict[str, NDArray[Any]]:
-    """What `OwnData.parse` gives beside labels that are a quantity."""
+    """Return what `OwnData.parse` adds if the labels are a quantity."""
     return {} if task == TASKS[0] else {"quantity": np.ones(1)}
 
 
@@ -212,12 +212,12 @@ def _say(line: str) -> None:
 
 
 def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
-    """The arrays that are kept: training samples first, labels numbered, each channel's mean and deviation.
+    """Return the arrays to keep: training samples first, numbered labels, each channel's mean and deviation.
 
-    `said`: a line for each thing that a person may have meant otherwise.
+    `said`: a line for each choice that the user may have meant otherwise.
 
     Raises:
-        DataCorrupt: samples or labels that cannot be meant.
+        DataCorrupt: impossible samples or labels.
     """
     parts = [train] if test is None else [train, test]
     for split, part in zip(SPLITS, parts, strict=False):
@@ -277,12 +277,12 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
 
 
 def _order(y: Ints, owned: Parsed, count: int) -> tuple[Ints, int]:
-    """(the samples in the order in which they are kept, training samples first; how many these are).
+    """Return (the samples in the order in which they are kept, training samples first; the number of these).
 
     `y` has all labels, `count` those of the training samples of the file; `owned` has `part` if it is given.
 
     Raises:
-        ValueError: none is for training.
+        ValueError: there is no training sample.
     """
     if "part" in owned:
         tested = owned["part"] == PARTS.index("test")
@@ -296,7 +296,7 @@ def _order(y: Ints, owned: Parsed, count: int) -> tuple[Ints, int]:
 
 
 def _kind_of(x: NDArray[Any]) -> str:
-    """What samples [n, ...] are taken for; see Npz.kind."""
+    """Return the kind of the samples [n, ...]; see Npz.kind."""
     if x.dtype == np.uint8 or x.ndim not in (2, 3):
         return "image"
     if x.ndim == 3:
@@ -307,10 +307,10 @@ def _kind_of(x: NDArray[Any]) -> str:
 
 
 def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """(what is given of `domain` [n], whose each sample is, `names` of the clients, and `part` [n]; a line on them).
+    """Return (those of `domain` [n], `names` of the clients and `part` [n] that the data give; a line on them).
 
     Raises:
-        ValueError: samples without a client, or all of one; a part that there is not.
+        ValueError: samples without a client, all samples of one client, or an unknown part.
     """
     sizes = [len(part["y"]) for part in parts]
     given = {"part": _parts(parts[0]["split"], sizes[0])} if "split" in parts[0] else {}
@@ -350,7 +350,7 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
 
 
 def _as_words(whose: NDArray[Any]) -> NDArray[Any]:
-    """Clients' numbers with gaps, which are real, as whole ones; "" is a gap. Names are as they are."""
+    """Return clients' numbers as whole numbers ("" for a gap, which makes them floats); names stay as they are."""
     if whose.dtype.kind != "f":
         return whose
     if (endless := np.isinf(whose)).any():
@@ -379,10 +379,10 @@ def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:
 
 
 def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[Any]:
-    """The samples of both splits as one array [n, C, H, W], uint8 or float32; `raw`: nan may be among them.
+    """The samples of both splits as one array [n, C, H, W], uint8 or float32; with `raw` it may contain nan.
 
     Raises:
-        ValueError: no shape of samples, no numbers, values that are not finite, or splits that differ in these.
+        ValueError: an impossible shape, no numbers, values that are not finite, or splits that differ in these.
     """
     read = [_shaped(part, kind) for part in parts]
     kinds = ["uint8, pixels up to 255" if part.dtype == np.uint8 else KINDS[part.dtype.kind] for part in parts]
@@ -401,7 +401,7 @@ def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[
 
 
 def _labels(parts: Sequence[NDArray[Any]], *, quantity: bool) -> tuple[NDArray[Any], list[str]]:
-    """The labels of both splits as one list of integers or words, and what was understood; a `quantity` as float64.
+    """Return the labels of both splits as integers, words or (a `quantity`) float64, and a line on how they are read.
 
     Raises:
         ValueError: labels that name no classes, or numbers in one split and words in the other.
@@ -435,7 +435,7 @@ def _labels(parts: Sequence[NDArray[Any]], *, quantity: bool) -> tuple[NDArray[A
 
 
 def _numbered(labels: NDArray[Any], *, quantity: bool) -> tuple[NDArray[Any], Ints, dict[str, NDArray[Any]]]:
-    """(the names of the classes, the number of each label's; `target`, if it is a quantity: then there is one class).
+    """Return (names of the classes, class number of each label; with a quantity `target` and a single class).
 
     Raises:
         ValueError: all labels are the same.
@@ -450,7 +450,7 @@ def _numbered(labels: NDArray[Any], *, quantity: bool) -> tuple[NDArray[Any], In
 
 
 def _quantities(split: str, y: NDArray[Any]) -> NDArray[np.float64]:
-    """The labels of a split.
+    """Return the quantities that are a split's labels.
 
     Raises:
         ValueError: no numbers, or some that are not finite.
@@ -468,7 +468,7 @@ def _quantities(split: str, y: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
-    """What training samples as they are in the file were taken for, where they may be meant otherwise."""
+    """Return how the training samples of the file are read, if the user may have meant otherwise."""
     if asked != "auto":
         return []
     shape, line = list(x.shape[1:]), ""
@@ -491,7 +491,7 @@ def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
 
 
 def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
-    """What is odd about the classes called `names` of samples labelled `y`, of which `count` are for training."""
+    """Return doubts about the classes `names` of samples with labels `y`; the first `count` are for training."""
     said = []
     if len(names) > max(2, len(y) // 2):
         taken = f"{len(y)} samples have {len(names)} different labels, each taken for a class"
@@ -505,7 +505,7 @@ def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
 
 
 def _copies(x: NDArray[Any], y: NDArray[Any], count: int) -> list[str]:
-    """What to say where a sample is there more than once with its label, the first `count` being for training."""
+    """Return a line on samples that occur more than once with one label; the first `count` are for training."""
     digests = [hashlib.blake2b(x[i].tobytes() + y[i].tobytes()).digest() for i in range(len(y))]
     copies, trained = len(digests) - len({*digests}), {*digests[:count]}
     if not copies:
@@ -517,7 +517,7 @@ def _copies(x: NDArray[Any], y: NDArray[Any], count: int) -> list[str]:
 
 
 def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
-    """What to say where test samples are on another scale than the training samples `seen`, as 0..255 beside 0..1."""
+    """Return a line on test samples with another scale than the training samples `seen`, such as 0..255 and 0..1."""
     mean, std = float(seen.mean()), float(seen.std())
     off, spread = abs(float(test.mean(dtype=np.float64)) - mean), float(test.std(dtype=np.float64))
     if off <= APART * std and std <= APART * spread and spread <= APART * std:
@@ -527,12 +527,12 @@ def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
 
 
 def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
-    """`x` as [n, C, H, W], uint8 or float32; inf where a number is too large for it.
+    """Return `x` as [n, C, H, W], uint8 or float32; numbers too large for it become inf.
 
     Tables and tokens become [n, 1, 1, d], series [n, C, 1, T].
 
     Raises:
-        ValueError: no shape of samples of this kind, or nothing that is a number.
+        ValueError: an impossible shape for this kind, or values that are no numbers.
     """
     if x.dtype.kind not in KINDS:
         raise ValueError(f"samples must be numbers, got {x.dtype}")
@@ -566,7 +566,7 @@ class ImageFolder(OwnData):
     name: ClassVar[str] = "images"
 
     model: str = "lenet5"
-    size: int = at_least(1, 32)  # pixels of a side
+    size: int = at_least(1, 32)  # height and width in pixels
 
     @property
     def label(self) -> str:
@@ -575,7 +575,7 @@ class ImageFolder(OwnData):
 
     @property
     def variant(self) -> str:
-        """The size, that 16 bits of grey are scaled, in older copies clipped, and that turned images are upright."""
+        """The size, and the rules of parsing: 16 bits of grey are scaled, and turned images are set upright."""
         return f"-{self.size}-deep-upright"
 
     @property
@@ -620,13 +620,13 @@ def _splits(path: Path) -> list[Path]:
 
 
 def _of_clients(splits: Sequence[Path]) -> bool:
-    """Whether images lie in folders of folders of each of `splits`, and none in its folders."""
+    """Whether each of `splits` has images two levels of folders down and none one level down."""
     first = [folder for split in splits for folder in _classes(split)]
     return not any(map(_images, first)) and any(map(_images, (each for folder in first for each in _classes(folder))))
 
 
 def _classes(folder: Path, owned: bool = False) -> list[Path]:
-    """The folders of classes in `folder`, if `owned` those in each of its folders."""
+    """Return the folders of classes in `folder`, or, if `owned`, in each of its folders."""
     folders = [entry for entry in _shown(folder) if entry.is_dir()]
     return [each for client in folders for each in _classes(client)] if owned else folders
 
@@ -636,12 +636,12 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """What is in a folder but for what begins with a dot, as .ipynb_checkpoints."""
+    """Return the content of a folder without names that begin with a dot, such as .ipynb_checkpoints."""
     return sorted(each for each in folder.iterdir() if not each.name.startswith(".")) if folder.is_dir() else []
 
 
 def _left_out(path: Path) -> Iterator[str]:
-    """Yield what of a folder of images is not read, which may have been meant to be."""
+    """Yield the files of a folder of images that are not read but may be meant to be."""
     splits, suffixes = _splits(path), ", ".join(IMAGE_SUFFIXES)
     owned = _of_clients(splits)
     if beside := [each.name for each in _classes(path) if len(splits) > 1 and each not in splits]:

@@ -25,9 +25,9 @@ log = logging.getLogger("fedbench")
 
 
 def class_folders(root: str | None, folder: Path, classes: int) -> list[Path] | None:
-    """The folders train/CLASS and test/CLASS of a `root` that was given; None unless `classes` of each are there.
+    """The folders train/CLASS and test/CLASS of a given `root`; None unless each split has `classes` of them.
 
-    Labels go by the order of the classes' names, as in the published files, or of their numbers.
+    Labels follow the order of the classes' names, as in the published files, or of their numbers.
     """
     found: list[Path] = []
     for split in ("train", "test"):
@@ -42,7 +42,7 @@ def class_folders(root: str | None, folder: Path, classes: int) -> list[Path] | 
 def read_class_folders(
     name: str, folders: list[Path], size: int, channels: int, report: Report
 ) -> dict[str, NDArray[Any]]:
-    """Images, labels and the number of training samples, class by class; says that they are read so."""
+    """Images, labels and the number of training samples, class by class; it logs that folders are read."""
     log.warning(
         "%s is read from class folders in %s: samples are in the order of their names, so the partitions of authors' "
         "programs differ from those on the published files",
@@ -75,7 +75,7 @@ class Digits(DataSource):
     std: tuple[float, ...] = positive((0.3759,))
 
     def state(self) -> Availability:
-        """Ready where scikit-learn is installed, or its file is in the data folder."""
+        """Ready if scikit-learn is installed or its file is in the data folder."""
         file = digits_file()
         where = "" if file is None else "scikit-learn" if _packaged_digits() == file else str(file.parent)
         return Availability(file is not None, where, ("scikit-learn",), f"run `{INSTALL}`")
@@ -90,13 +90,13 @@ class Digits(DataSource):
 
 
 def digits_file() -> Path | None:
-    """scikit-learn's file of digits, in its package or in the data folder; None where there is none."""
+    """scikit-learn's file of digits, in its package or in the data folder; None if there is none."""
     places = (data_dir() / "digits" / DIGITS_FILE, _packaged_digits())
     return next((place for place in places if place is not None and place.is_file()), None)
 
 
 def _packaged_digits() -> Path | None:
-    """Where the file lies in scikit-learn, which is not imported: that takes a second."""
+    """Return the file's place in scikit-learn without importing it, which would take a second."""
     found = importlib.util.find_spec("sklearn")
     return Path(found.origin).parent / "datasets" / "data" / DIGITS_FILE if found and found.origin else None
 
@@ -282,7 +282,7 @@ class Cifar10(FileSource):
 
 @dataclass(frozen=True)
 class Cifar100(FileSource):
-    """A hundred kinds of things, or the twenty groups they fall into, in the layout of cifar-100-python.tar.gz."""
+    """A hundred kinds of things, or the twenty groups of them, in the layout of cifar-100-python.tar.gz."""
 
     name: ClassVar[str] = "cifar100"
     folders: ClassVar[tuple[str, ...]] = ("cifar-100-python", "cifar100", "cifar100/cifar-100-python")
@@ -301,7 +301,7 @@ class Cifar100(FileSource):
         return super().label if self.labels == "fine" else f"{super().label}-{self.labels}"
 
     def files(self, folder: Path) -> list[Path] | None:
-        """Class folders, or the training and test batch; beside a `meta` file, since their names are everybody's."""
+        """Class folders, or the training and test batch; their names are common, so a `meta` file must be there too."""
         paths = [folder / name for name in ("train", "test", "meta")]
         published = all(path.is_file() for path in paths)
         return paths if published else class_folders(self.root, folder, CIFAR100_LABELS["fine"])
@@ -334,7 +334,7 @@ CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 
 @dataclass(frozen=True)
 class Cinic10(FileSource):
-    """Ten kinds of animals and vehicles, a folder a split and class."""
+    """Ten kinds of animals and vehicles, with a folder for each split and class."""
 
     name: ClassVar[str] = "cinic10"
     folders: ClassVar[tuple[str, ...]] = ("CINIC-10", "cinic10", "cinic-10")
@@ -352,7 +352,7 @@ class Cinic10(FileSource):
     )
 
     model: str = "lenet5"
-    valid: bool = True  # the validation images join the training split (180,000 images), else they are left out
+    valid: bool = True  # the validation images join the training split (180,000 images); false: they do not
     mean: tuple[float, ...] = finite((0.4789, 0.4723, 0.4305))
     std: tuple[float, ...] = positive((0.2421, 0.2383, 0.2587))
 

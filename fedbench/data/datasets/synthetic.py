@@ -21,7 +21,7 @@ CHUNK = 4096  # images drawn at once: bounds the memory of the float intermediat
 
 @dataclass(frozen=True)
 class Synthetic(DataSource):
-    """One smooth random prototype a class; a sample is its prototype, shifted a little, plus normal noise."""
+    """One smooth random prototype for each class; a sample is its prototype, shifted a little, plus normal noise."""
 
     name: ClassVar[str] = "synthetic"
 
@@ -29,10 +29,10 @@ class Synthetic(DataSource):
     classes: int = at_least(1, 10)
     channels: int = at_least(1, 1)
     size: int = at_least(1, 16)  # height and width in pixels
-    train: int = at_least(1, 2000)  # training samples, classes equally frequent up to one
+    train: int = at_least(1, 2000)  # training samples; sizes of classes differ by at most one
     test: int = at_least(0, 500)  # test samples
     difficulty: float = at_least(0, 2.0)  # noise in units of a prototype's standard deviation; 0 is trivial
-    seed: int = at_least(0, 0)  # of the images; independent of the run's seed
+    seed: int = at_least(0, 0)  # seed of the images; independent of the run's seed
 
     def state(self) -> Availability:
         """Always ready."""
@@ -71,7 +71,7 @@ class Synthetic(DataSource):
 
 
 def smooth(rng: np.random.Generator, shape: tuple[int, int], size: int) -> NDArray[np.float64]:
-    """Smooth random fields [*shape, size, size], each of the first axis of mean 0 and standard deviation 1."""
+    """Smooth random fields [*shape, size, size]; each entry of the first axis has mean 0 and standard deviation 1."""
     coarse = rng.standard_normal((*shape, GRID, GRID))
     apart = np.linspace(0, GRID - 1, size)[:, None] - np.arange(GRID)
     weights = np.maximum(0.0, 1.0 - np.abs(apart))  # [size, GRID], of linear interpolation
@@ -82,7 +82,7 @@ def smooth(rng: np.random.Generator, shape: tuple[int, int], size: int) -> NDArr
 
 
 def _moments(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation a channel, in units of x / 255 (a constant image counts as deviation 1)."""
+    """Mean and standard deviation of each channel, in units of x / 255 (a constant image counts as deviation 1)."""
     flat = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1) / 255.0
     std = flat.std(1)
     return tuple(map(float, flat.mean(1))), tuple(map(float, np.where(std > 0, std, 1.0)))
@@ -99,19 +99,19 @@ SPECIAL_WORDS = ("<pad>", "<unknown>")  # tokens 0 and 1
 
 @dataclass(frozen=True)
 class Captioned(Synthetic):
-    """As Synthetic, with prototypes made of traits, and captions made of the same."""
+    """Synthetic whose prototypes and captions are made of the same traits."""
 
     name: ClassVar[str] = "captioned"
 
     model: str = "cub_cnn"
     classes: int = at_least(1, 20)
     channels: int = at_least(1, 3)
-    traits: int = at_least(1, 8)  # numbers that a class is
+    traits: int = at_least(1, 8)  # number of traits, random numbers that define a class
     shift: float = share(0.0)  # share of the captions' traits that the images do not have
-    captions: int = at_least(1, 2)  # of an image
-    words: int = at_least(1, 8)  # of a caption
-    vocabulary: int = at_least(3, 200)  # word numbers, the two for padding and the unknown among them
-    chatter: float = share(0.5)  # share of the words that say nothing of the class
+    captions: int = at_least(1, 2)  # captions of an image
+    words: int = at_least(1, 8)  # words of a caption
+    vocabulary: int = at_least(3, 200)  # number of words, including the two for padding and the unknown
+    chatter: float = share(0.5)  # share of the words that carry no information about the class
 
     def read(self, report: Report = silent) -> Dataset:
         data = super().read(report)

@@ -1,7 +1,7 @@
-"""dataset=table: rows of a .csv, .tsv or .parquet file; and what is estimated of tables before a network reads them.
+"""dataset=table: rows of a .csv, .tsv or .parquet file, and the estimates with which a network reads tables.
 
-Numbers are standardised, and those that are missing are the column's median; categories are one-hot, a missing one is
-one of its own. All of it is estimated from the samples that clients train on, by scikit-learn.
+Numbers are standardised, and a missing number becomes the column's median. Categories are one-hot, and a missing one is
+a category of its own. scikit-learn estimates all of this from the samples that clients train on.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class OwnTable(OwnData):
     name: ClassVar[str] = "table"
 
     target: str | None = None  # the column of the label
-    client: str | None = None  # the column that says whose a row is
-    split: str | None = None  # the column that says train, val or test
-    categories: tuple[str, ...] = ()  # columns of numbers that name categories, or of more words than MOST_WORDS
-    drop: tuple[str, ...] = ()  # columns that are no inputs, such as the number of a row
+    client: str | None = None  # the column that names each row's client
+    split: str | None = None  # the column with the words train, val or test
+    categories: tuple[str, ...] = ()  # columns whose numbers name categories, and columns of more words than MOST_WORDS
+    drop: tuple[str, ...] = ()  # columns that are not inputs, such as the row number
     task: str = added(one_of(*TASKS))  # regression: the label is a quantity
     mean: tuple[float, ...] | None = field(default=None, init=False)  # each column has its own
     std: tuple[float, ...] | None = field(default=None, init=False)
@@ -115,7 +115,7 @@ class OwnTable(OwnData):
             ) from error
 
     def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float32], list[str]]:
-        """A column as numbers, nan where one is missing, and the categories that these are the places of, if any.
+        """Return a column as numbers, nan for missing ones, and its categories if the numbers are places in them.
 
         Raises:
             ValueError: neither numbers nor categories.
@@ -149,7 +149,7 @@ class OwnTable(OwnData):
 
 
 def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float32]:
-    """A column's numbers, or the places of its words in `words`, -1 of another word; nan where one is missing."""
+    """Return a column's numbers, or its words' places in `words` (-1 for unknown ones); nan for missing values."""
     if words:
         places = {word: place for place, word in enumerate(words)}
         return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float32)
@@ -158,7 +158,7 @@ def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float32]:
 
 
 def _words(column: pd.Series[Any]) -> list[str | None]:
-    """A column as text, None where it is missing; 1.0 is "1", as gaps among whole numbers make them of real ones."""
+    """Return a column as text, None for missing values; 1.0 becomes "1", as gaps turn whole numbers into floats."""
     return [
         None if gap else str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
         for each, gap in zip(column.tolist(), column.isna().tolist(), strict=True)
@@ -188,7 +188,7 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
 
 
 def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
-    """What the inputs were taken for, in a line."""
+    """Return a line on how the inputs are read."""
 
     def told(names: Sequence[str]) -> str:
         return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
@@ -204,15 +204,15 @@ def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
 
 
 def _counts(values: NDArray[np.float32]) -> bool:
-    """Whether a column is a whole number, the next one, and so on, in some order."""
+    """Whether a column holds consecutive whole numbers in some order."""
     return len(values) > MOST_WORDS and bool((np.diff(np.sort(values)) == 1).all())
 
 
 def fitted(data: Dataset, train: Ints) -> Dataset:
-    """`data` as networks read them, with what is estimated from samples estimated from samples `train` alone.
+    """Return `data` as networks read them, with all estimates from the samples `train` only.
 
     Raises:
-        ConfigError: one quantity for all of these.
+        ConfigError: these samples all have the same quantity.
     """
     if data.target is not None:
         seen = data.target[train]
@@ -241,10 +241,10 @@ def fitted(data: Dataset, train: Ints) -> Dataset:
     encoder = ColumnTransformer([("numbers", numbers, chosen[False]), ("words", words, chosen[True])]).fit(raw[train])
 
     def encode(rows: Any) -> NDArray[np.float32]:
-        """Rows as the file has them, an array or a frame, as networks read them.
+        """Return rows of the file's form, an array or a frame, as networks read them.
 
         Raises:
-            ConfigError: other columns than the table has.
+            ConfigError: the columns are not the table's.
         """
         if hasattr(rows, "columns"):
             if lost := [name for name in data.inputs if name not in rows.columns]:

@@ -27,9 +27,9 @@ class Pool:
     classes: int
     domain: Ints | None = None  # [m]
     origin: str = ""  # name-fingerprint of the data set
-    part: NDArray[np.int8] | None = None  # [m], place in PARTS that the data say
-    tested: int = 0  # of the samples, the last, are of the test split
-    seed: int = 0  # of the partition, for a program that has a seed of its own for each
+    part: NDArray[np.int8] | None = None  # [m], place in PARTS of each sample, if the data give it
+    tested: int = 0  # number of samples of the test split, which come last
+    seed: int = 0  # seed of the partition, for programs with a seed for each
 
     def __len__(self) -> int:
         return len(self.index)
@@ -44,10 +44,10 @@ class Pool:
         return [rng.permutation(self.index[self.labels == label]) for label in range(self.classes)]
 
     def deal(self, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Random samples without replacement: `counts` [N, K] of each class for each client.
+        """Draw random samples without replacement: `counts` [N, K] of each class for each client.
 
         Raises:
-            ConfigError: more samples of a class are wanted than there are.
+            ConfigError: a class has too few samples.
         """
         require_stock(counts.sum(0), self.stock[: counts.shape[1]])
         parts: list[list[Ints]] = [[] for _ in counts]
@@ -59,7 +59,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The samples of each client, and what happens to them.
+    """The samples of each client, and their transforms.
 
     Give either `clients`, to be split into train and test as the protocol says, or `train` and `test`.
     """
@@ -72,8 +72,8 @@ class Assignment:
     corners: str = "mean"  # one of CORNERS
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
     looks: np.ndarray | None = None  # float64 [N, classes, 2] of each label's images: see Federation
-    shared: bool = False  # a sample may be on several clients (never in training and in test)
-    repeats: bool = False  # a client may hold a sample several times
+    shared: bool = False  # true: a sample may be on several clients (never in training and in test)
+    repeats: bool = False  # true: a client may hold a sample several times
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class PartitionSpec(Component, ABC):
 
     section: ClassVar[str] = "partition"
     name: ClassVar[str]
-    family_field: ClassVar[str] = ""  # the field that a number behind the name sets: dir0.1 is dir with alpha 0.1
-    pools: ClassVar[bool] = False  # always draws from train and test split, whatever the protocol says
-    fixes_test: ClassVar[bool] = False  # its assignment says what is train and what is test
-    by_label: ClassVar[bool] = True  # it looks at labels, of which a quantity has none
+    family_field: ClassVar[str] = ""  # the field that a number after the name sets: dir0.1 is dir with alpha 0.1
+    pools: ClassVar[bool] = False  # true: it draws from train and test split under any protocol
+    fixes_test: ClassVar[bool] = False  # true: its assignment gives the training and test samples
+    by_label: ClassVar[bool] = True  # true: it uses labels, which a quantity does not have
 
     @property
     def label(self) -> str:
@@ -112,7 +112,7 @@ def require_clients(num_clients: int, samples: int) -> None:
 
 
 def require_size(num_clients: int, size: int, samples: int) -> None:
-    """Refuse clients of `size` samples each that together are more than there are."""
+    """Refuse clients of `size` samples each that need more samples than there are."""
     if num_clients * size > samples:
         raise ConfigError(
             f"{num_clients} clients of {size} samples need {num_clients * size}, there are {samples}; "
@@ -134,7 +134,7 @@ def require_stock(wanted: Ints, stock: Ints) -> None:
 def evenly(total: int, parts: int, turn: int = 0) -> Ints:
     """`total` as `parts` numbers that differ by at most one, int64 [parts].
 
-    The larger ones move on with each `turn`, so that the sums over successive turns differ by at most one too.
+    The larger ones move with each `turn`, so the sums over successive turns also differ by at most one.
     """
     share, extra = divmod(total, parts)
     numbers = np.full(parts, share, dtype=np.int64)

@@ -37,18 +37,18 @@ EXTRAS = {  # what else a file may hold: kinds of NumPy's types, and what that i
 
 @dataclass(frozen=True)
 class FileSplit(PartitionSpec):
-    """The clients of an .npz file; refused if a sample is trained on and tested on."""
+    """The clients of an .npz file; a sample in a training and a test set is refused."""
 
     name: ClassVar[str] = "file"
     fixes_test: ClassVar[bool] = True
     by_label: ClassVar[bool] = False
 
     path: str | None = None  # the .npz file
-    shared: bool = False  # let a sample be on several clients (never in training and in test)
+    shared: bool = False  # true: a sample may be on several clients (never in training and in test)
 
     @property
     def label(self) -> str:
-        """The name with a hash of the file's content: two splits are two partitions, wherever they lie."""
+        """The name with a hash of the file's content, so two splits are two partitions, independent of their paths."""
         return self.name if self.path is None else f"{self.name}-{_digest(self._file())}"
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -90,7 +90,7 @@ class FileSplit(PartitionSpec):
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a split, names and types checked.
+    """Return all arrays of a split after a check of names and types.
 
     Raises:
         DataMissing: there is no such file.
@@ -119,7 +119,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _listed(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """`arrays` with `train_<i>` in the place of `train` and `train_sizes`, and so on.
+    """Return `arrays` with `train_<i>` instead of `train` and `train_sizes`, and so on.
 
     Raises:
         DataCorrupt: the sizes are not those of the lists.
@@ -134,7 +134,7 @@ def _listed(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[An
 
 
 def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
-    """The arrays `name`_0, `name`_1, ... in order; None without any, or without any sample to test or validate on.
+    """Return the arrays `name`_0, `name`_1, ... in order; None without any, or if test or validation arrays are empty.
 
     Raises:
         DataCorrupt: a number is missing.
@@ -157,7 +157,7 @@ def _digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _content_hash(stamp: tuple[Path, int, int, int]) -> str:
-    """8 hex digits over the arrays that matter in the file of a (path, size, times of change)."""
+    """Return 8 hex digits over the arrays of a split; the file is given by (path, size, times of change)."""
     digest = hashlib.sha256()
     for name, array in sorted(read_arrays(stamp[0]).items()):
         if name not in ("label", "seed"):

@@ -32,16 +32,16 @@ from fedbench.data.partitions.base import (
 
 @dataclass(frozen=True)
 class Groups(PartitionSpec):
-    """Dominant labels a group, and an IID share."""
+    """Each group has dominant labels; a share of each client is IID."""
 
     name: ClassVar[str] = "groups_s"
     family_field: ClassVar[str] = "s"
 
-    # share of a client's samples spread over all classes; the rest is of its dominant labels
+    # share of a client's samples that is spread over all classes; the others have its dominant labels
     s: float = share(0.2)
     num_clients: int = at_least(1, 20)
     groups: int = at_least(1, 5)
-    size: int = at_least(1, 600)  # samples a client, training and test together; Table 2 of FedReMa: 100
+    size: int = at_least(1, 600)  # samples of a client, training and test together; Table 2 of FedReMa: 100
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         return Assignment(clients=pool.deal(self.counts(pool.stock), rng))
@@ -92,12 +92,12 @@ class Groups(PartitionSpec):
 
 @dataclass(frozen=True)
 class LabelGroups(PartitionSpec):
-    """A run of labels a client."""
+    """Each client has consecutive labels."""
 
     name: ClassVar[str] = "label_groups"
 
     starts: tuple[int, ...] = at_least(0, (0, 0, 2, 5))  # the first label of each client
-    width: int = at_least(1, 5)  # labels a client; past the last label they go on at 0
+    width: int = at_least(1, 5)  # labels of a client; after the last label they continue at 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,7 +146,7 @@ class Fold(PartitionSpec):
     # share of a client's samples from its group's classes; SosicFL also tries 0.7
     primary: float = share(0.8)
     num_clients: int = at_least(1, 100)
-    # samples a client, training and test together; null: the most that the data allow
+    # samples of a client, training and test together; null: the most that the data allow
     size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -212,13 +212,13 @@ class Fold(PartitionSpec):
 
 @dataclass(frozen=True)
 class FoldCode(Fold):
-    """A fold of the classes is primary for a group of clients; remainders are of the last class."""
+    """A fold of the classes is primary for a group of clients; the last class gets the remainders."""
 
     name: ClassVar[str] = "fold_code"
     fixes_test: ClassVar[bool] = True
 
-    size: int = at_least(1, 500)  # samples a client, training and test together
-    test: float = share(0.2, below=True)  # share of them that is for testing
+    size: int = at_least(1, 500)  # samples of a client, training and test together
+    test: float = share(0.2, below=True)  # share of these samples for testing
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         wanted = self.counts(pool.stock)
@@ -232,7 +232,7 @@ class FoldCode(Fold):
         )
 
     def counts(self, stock: Ints) -> Ints:
-        """Samples of each class for each client, int64 [N, K]; of a scarce class more than there are.
+        """Samples of each class for each client, int64 [N, K]; they may be more than a scarce class has.
 
         Raises:
             ConfigError: fewer classes or clients than folds, or fewer samples than clients.
@@ -252,10 +252,10 @@ class FoldCode(Fold):
 
 
 def _in_turn(members: list[Ints], counts: Ints) -> list[Ints]:
-    """`counts` [N, K] samples of each class for each client, from the first again where a class runs out.
+    """Deal `counts` [N, K] samples of each class to each client; a class that runs out starts again from its first.
 
     Raises:
-        ConfigError: a client is to have more of a class than there are.
+        ConfigError: a client needs more samples of a class than there are.
     """
     lacking = counts.max(0) - [len(samples) for samples in members]
     label = int(lacking.argmax())
@@ -307,12 +307,12 @@ class LabelShift(PartitionSpec):
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
 
-    large: int = at_least(1, 600)  # training samples a shared label on clients 0-9
-    small: int = at_least(1, 4)  # training samples a shared label on clients 10-19
-    test: int = at_least(1, 100)  # test samples a shared label on every client
+    large: int = at_least(1, 600)  # training samples of each shared label on clients 0-9
+    small: int = at_least(1, 4)  # training samples of each shared label on clients 10-19
+    test: int = at_least(1, 100)  # test samples of each shared label on every client
     min_small: int = at_least(1, 3)  # `scale` does not shrink `small` below this
     min_test: int = at_least(1, 8)  # `scale` does not shrink `test` below this
-    # of all three; null: 1, or the largest that the data set allows
+    # factor on all three; null: 1, or the largest that the data set allows
     scale: float | None = share(None, above=True)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -343,13 +343,13 @@ class LabelShift(PartitionSpec):
         )
 
     def _lacking(self, large: int, stock: Ints) -> Ints:
-        """Samples of each label that are needed beyond the stock [10]."""
+        """Samples of each label that are missing [10]."""
         train, test = self._tables(large)
         lacking: Ints = (train + test).sum(0) - stock
         return lacking
 
     def _tables(self, large: int) -> tuple[Ints, Ints]:
-        """(train, test) samples if large clients get `large` of a shared label, the other counts in proportion."""
+        """Return (train, test) samples if large clients get `large` of a shared label, others in proportion."""
         small = max(min(self.min_small, self.small), self.small * large // self.large)
         test = max(min(self.min_test, self.test), self.test * large // self.large)
         return _label_shift_table(large, small), _label_shift_table(test, test)
@@ -380,7 +380,7 @@ class Domain(PartitionSpec):
     by_label: ClassVar[bool] = False
 
     clients_per_domain: int = at_least(1, 20)
-    # degrees, one a domain, for data without domains; none: the data set's own
+    # for data without domains: an angle in degrees for each domain; (): the data set's own domains
     angles: tuple[float, ...] = finite(())
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:

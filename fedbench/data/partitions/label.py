@@ -33,10 +33,10 @@ class Dirichlet(PartitionSpec):
     name: ClassVar[str] = "dir"
     family_field: ClassVar[str] = "alpha"
 
-    alpha: float = at_least(SMALLEST_ALPHA, 0.1)  # small: a class sits on few clients; large: close to homo
+    alpha: float = at_least(SMALLEST_ALPHA, 0.1)  # small: few clients have a class; large: close to homo
     num_clients: int = at_least(1, 10)
     min_size: int = at_least(1, 10)  # smallest client, training and test samples together
-    cap: bool = True  # a client that holds (all samples) / num_clients gets nothing of later classes
+    cap: bool = True  # true: a client with (all samples) / num_clients gets no samples of later classes
     max_tries: int = at_least(1, 2000)  # draws before giving up
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -69,7 +69,7 @@ class Dirichlet(PartitionSpec):
         )
 
     def _draw(self, sizes: Ints, rng: np.random.Generator, batch: int) -> Ints:
-        """`batch` independent draws [B, classes, N]; one that the cap leaves without takers is all zeros."""
+        """Return `batch` independent draws [B, classes, N]; a draw in which the cap excludes all clients is zero."""
         shares = dirichlet(self.alpha, (batch, len(sizes), self.num_clients), rng)
         fair = sizes.sum() / self.num_clients
         held = np.zeros((batch, self.num_clients), dtype=np.int64)
@@ -116,7 +116,7 @@ class DirichletPrior(PartitionSpec):
 
     beta: float = at_least(SMALLEST_ALPHA, 0.3)  # small: a client has few classes; large: close to homo
     num_clients: int = at_least(1, 100)
-    # samples a client, training and test together; null: all there are, divided
+    # samples of a client, training and test together; null: all samples, divided equally
     size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -219,12 +219,12 @@ class Quantity(PartitionSpec):
 
 @dataclass(frozen=True)
 class Pathological(PartitionSpec):
-    """A block of classes a client."""
+    """Each client has a block of classes."""
 
     name: ClassVar[str] = "pathological"
     family_field: ClassVar[str] = "skew"
 
-    skew: int = at_least(1, 2)  # classes a client; divides the number of classes
+    skew: int = at_least(1, 2)  # classes of a client; must divide the number of classes
     num_clients: int = at_least(1, 10)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:

@@ -1,4 +1,4 @@
-"""natural: the clients of the data themselves, as a column, an array or folders name them."""
+"""natural: the data's own clients, which a column, an array or folders name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
 @dataclass(frozen=True)
 class Natural(PartitionSpec):
-    """A client for each name, or domain; what is for training and testing is as the data say, else the protocol.
+    """A client for each name or domain; the data, or else the protocol, give its training and test samples.
 
     Clients without a training sample are left out.
     """
@@ -26,7 +26,7 @@ class Natural(PartitionSpec):
     by_label: ClassVar[bool] = False
 
     min_size: int = at_least(1, 1)  # clients with fewer samples, of all parts, are left out
-    num_clients: int | None = at_least(2, None)  # a random so many of them; null: all
+    num_clients: int | None = at_least(2, None)  # number of clients, drawn at random; null: all
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         if pool.domain is None:

@@ -39,11 +39,11 @@ class AuthorsProgram(PartitionSpec):
 
     @abstractmethod
     def drawn(self, pool: Pool, seed: int) -> Assignment:
-        """Hand out samples of `pool` as the program does with `seed`."""
+        """Return the clients' samples of `pool` as the program deals them with `seed`."""
 
 
 def by_label(labels: Ints, classes: int, program: np.random.RandomState) -> Iterator[Ints]:
-    """The places of each label's samples, in random order; a label is shuffled when its turn comes."""
+    """Return the places of each label's samples in random order; each label is shuffled when it is reached."""
     for label in range(classes):
         places = np.flatnonzero(labels == label)
         program.shuffle(places)
@@ -60,7 +60,7 @@ def by_label(labels: Ints, classes: int, program: np.random.RandomState) -> Iter
 
 @dataclass(frozen=True)
 class FedSac(AuthorsProgram):
-    """Clients whose last fifth validates."""
+    """Clients whose last fifth of samples is for validation."""
 
     num_clients: int = at_least(1, 10)
 
@@ -80,12 +80,12 @@ class FedSac(AuthorsProgram):
 
 @dataclass(frozen=True)
 class FedSacDirichlet(FedSac):
-    """Dirichlet over clients, for each class; a client that holds its fair share gets nothing of later classes."""
+    """Dirichlet over clients, for each class; a client that holds its fair share gets no samples of later classes."""
 
     name: ClassVar[str] = "dir_fedsac"
     family_field: ClassVar[str] = "alpha"
 
-    alpha: float = at_least(SMALLEST_ALPHA, 0.1)  # small: a class sits on few clients; large: close to homo
+    alpha: float = at_least(SMALLEST_ALPHA, 0.1)  # small: few clients have a class; large: close to homo
     min_size: int = at_least(1, 10)  # smallest client, training and validation samples together
     max_tries: int = at_least(1, 2000)  # draws before giving up
 
@@ -108,7 +108,7 @@ class FedSacDirichlet(FedSac):
         )
 
     def _try(self, pool: Pool, program: np.random.RandomState) -> list[Ints]:
-        """One draw; nobody gets any of a class of which all shares vanish, as they do at the smallest alpha."""
+        """Return one draw; nobody gets samples of a class whose shares all vanish, as for the smallest alpha."""
         parts: list[list[Ints]] = [[] for _ in range(self.num_clients)]
         held = np.zeros(self.num_clients, dtype=np.int64)
         for places in by_label(pool.labels, pool.classes, program):
@@ -134,12 +134,12 @@ class FedSacHomogeneous(FedSac):
 
 @dataclass(frozen=True)
 class FedSacPathological(FedSac):
-    """A block of classes a client; the clients of a block take equal runs of each class, in the order of the files."""
+    """Each client has a block of classes; a block's clients take equal runs of each class, in the files' order."""
 
     name: ClassVar[str] = "pathological_fedsac"
     family_field: ClassVar[str] = "skew"
 
-    skew: int = at_least(1, 2)  # classes a client; divides the number of classes
+    skew: int = at_least(1, 2)  # classes of a client; must divide the number of classes
 
     def clients(self, pool: Pool, seed: int) -> list[Ints]:
         """As in the class above.
@@ -177,7 +177,7 @@ class FedSacPathological(FedSac):
 
 @dataclass(frozen=True)
 class ShiftCode(AuthorsProgram):
-    """Large and small clients with as many samples of each label, before anything is done to them."""
+    """Large and small clients with equal numbers of each label, before rotations or permutations."""
 
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
@@ -205,17 +205,17 @@ class ShiftCode(AuthorsProgram):
 
     @abstractmethod
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
-        """The assignment of these samples, with what makes the four types differ."""
+        """Return the assignment of these samples with the transforms of the four types."""
 
 
 def _cuts(shares: np.ndarray, samples: int) -> Ints:
-    """Where parts of these shares end among `samples`, rounded as the program does."""
+    """Return where parts with these shares of `samples` end, rounded as in the program."""
     return (np.cumsum(shares) * samples + 0.49).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class FeatureShiftCode(ShiftCode):
-    """Each type's images are turned by its own angle, counter-clockwise, and mirrored at their borders."""
+    """Each type's images are rotated by its own angle, counter-clockwise, and mirrored at their borders."""
 
     name: ClassVar[str] = "feature_shift_code"
 
@@ -247,16 +247,16 @@ class ConceptShiftCode(ShiftCode):
 
 @dataclass(frozen=True)
 class FedReMaGroups(AuthorsProgram):
-    """Three dominant labels a group of clients, and a share of all labels."""
+    """Each group of clients has three dominant labels and a share of all labels."""
 
     name: ClassVar[str] = "groups_fedrema"
     family_field: ClassVar[str] = "s"
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
 
-    s: float = within(0.0, 1.0, 0.2)  # of a client's samples, spread over all labels
+    s: float = within(0.0, 1.0, 0.2)  # share of a client's samples that is spread over all labels
     num_clients: int = at_least(1, 20)
-    size: int = at_least(10, 600)  # samples a client, training and test together; Table 2: 100
+    size: int = at_least(10, 600)  # samples of a client, training and test together; Table 2: 100
     draw: int | None = within(0, LARGEST_SEED, 1)
 
     def drawn(self, pool: Pool, seed: int) -> Assignment:

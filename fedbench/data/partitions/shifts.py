@@ -32,7 +32,7 @@ TYPE = np.arange(CLIENTS) // 5  # of each client
 
 @dataclass(frozen=True)
 class Shift(PartitionSpec):
-    """Large and small clients with IID samples, before anything is done to them."""
+    """Large and small clients with IID samples, before rotations or permutations."""
 
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
@@ -40,9 +40,9 @@ class Shift(PartitionSpec):
     large: int = at_least(1, 2500)  # training samples of clients 0-9
     small: int = at_least(1, 340)  # training samples of clients 10-19
     test: int = at_least(1, 500)  # test samples of every client
-    # of all three counts; null: 1, or the largest that the data set allows
+    # factor on all three counts; null: 1, or the largest that the data set allows
     scale: float | None = share(None, above=True)
-    # further clients after the twenty, large, of types 0, 1, 2, 3, 0, ...: protocol.unseen takes the last ones
+    # additional large clients after the twenty, of types 0, 1, 2, 3, 0, ...; protocol.unseen takes the last ones
     further: int = added(at_least(0, 0))
 
     @property
@@ -57,10 +57,10 @@ class Shift(PartitionSpec):
 
     @abstractmethod
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
-        """The assignment of these samples, with what makes the four types differ."""
+        """Return the assignment of these samples with the transforms of the four types."""
 
     def counts(self, samples: int) -> tuple[Ints, Ints]:
-        """(train, test) samples of each client, int64 [20 + further], given how many there are.
+        """Return (train, test) samples of each client, int64 [20 + further], given the number of samples.
 
         Raises:
             ConfigError: there are too few samples, at `scale` or at any scale.
@@ -78,7 +78,7 @@ class Shift(PartitionSpec):
         return train, test
 
     def _tables(self, large: int) -> tuple[Ints, Ints]:
-        """(train, test) samples if large clients get `large`, the other counts in proportion."""
+        """Return (train, test) samples if large clients get `large`; other counts are in proportion."""
         small = max(1, self.small * large // self.large)
         test = max(1, self.test * large // self.large)
         train = np.repeat([large, small, large], [CLIENTS // 2, CLIENTS // 2, self.further])
@@ -92,8 +92,8 @@ class FeatureShift(Shift):
     name: ClassVar[str] = "feature_shift"
     by_label: ClassVar[bool] = False
 
-    angles: tuple[float, ...] = finite((25.0, -25.0, 155.0, -155.0))  # degrees, a type each
-    corners: str = one_of("mean", *CORNERS)  # where no pixel lands; mean: the data set's colour
+    angles: tuple[float, ...] = finite((25.0, -25.0, 155.0, -155.0))  # degrees, one for each type
+    corners: str = one_of("mean", *CORNERS)  # fill of the corners; mean: the data set's colour
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +120,7 @@ class ConceptShift(Shift):
 
 
 def permutations(classes: int) -> Ints:
-    """What label y is called by clients of each type: int64 [4, K].
+    """Return the label that clients of each type see for label y, int64 [4, K].
 
     Identity; the first block reversed; everything reversed; everything reversed, then the last block put in order. The
     block is the even number nearest to 30 % of the classes: 6 of the paper's 20, so types 0 and 1 agree in 14 labels,
