@@ -1,10 +1,12 @@
 """FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
 
-Algorithm 1: the prototype C_k^(j) is the mean feature of client k's samples of class j. The server's is C^(j) = 1/|N_j|
-sum_k |D_kj| / N_j C_k^(j) over the clients that have class j. The factor 1/|N_j| would shrink every prototype and is
-left out, as in the authors' code, which averages clients equally (`weighting: clients`).
-Clients: min CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is the mean squared error of each sample. Inference
-gives the class of the nearest global prototype; with `inference: head` the classifier decides.
+Algorithm 1: the prototype C_k^(j) is the mean feature of client k's samples of class j. The server's prototype is the
+mean over the m_j clients that have class j, weighted by their n_kj samples of it (`weighting: samples`): C^(j) = sum_k
+(n_kj / n_j) C_k^(j). The text has a further factor 1 / m_j, which would shrink every prototype. Like the authors' code
+we leave it out. The code's mean gives all clients equal weights (`weighting: clients`).
+Clients minimise CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is taken for each sample: the mean squared
+difference between its feature and the global prototype of its class. Inference gives the class of the nearest global
+prototype; with `inference: head` the classifier decides.
 Deviation: the latest prototypes of clients that are not in the cohort count too.
 Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
 """

@@ -1,16 +1,26 @@
 """PACFL: Vahidian et al., Efficient Distribution Similarity Identification in Clustered Federated Learning, AAAI 2023.
 
 Once, before training, each client sends the p leading left singular vectors of its samples of each class, flattened
-pixels as columns, side by side: U_k. Two clients are as far apart as the smallest angle between their subspaces; an
-agglomeration merges clusters up to a distance of `threshold` degrees, and each cluster runs FedAvg.
-The text speaks of principal angles (`angle: principal`, of the spans of U_i and U_j). The authors' code takes the
-smallest angle between a column of U_i and one of U_j, for which its thresholds are meant, and with its sign (`angle:
-signed`), though a singular vector's is arbitrary; `angle: columns` leaves the sign out. The code's "average" linkage is
-the plain mean of the two merged rows (WPGMA), its p by class size for Dirichlet partitions never takes effect.
-Deviations: directions without variance are not sent, so a class with fewer than p samples has fewer; a vector's sign
-makes its largest entry positive; pixels are in [0, 1], which turns no angle. A client that no round met sends its U_k
-too, and joins the cluster that is nearest by the linkage, however far (average: the mean of its members' angles); the
-code clusters it with all others, before training.
+pixels as columns, side by side: U_k. The distance of two clients is an angle between U_i and U_j. An agglomeration
+merges clusters up to a distance of `threshold` degrees, and each cluster runs FedAvg.
+
+The angle is one of three (`angle`):
+- `principal`: the smallest principal angle between the spans of U_i and U_j, as in the text.
+- `signed`: the smallest angle between a column of U_i and one of U_j, as in the authors' code. Its thresholds are for
+  this angle. The sign of a singular vector is arbitrary.
+- `columns`: as `signed`, from the absolute value of the cosine.
+
+The code's "average" linkage is the plain mean of the two merged rows (WPGMA). The code also has a p by class size for
+Dirichlet partitions, which never takes effect.
+
+Deviations:
+- Directions without variance are not sent, so a class with fewer than p samples has fewer.
+- The sign of a vector makes its largest entry positive.
+- Pixels are scaled to [0, 1]. A scale changes no angle.
+- A client that is held out of training (`protocol.unseen`) sends its U_k after training. It joins the cluster that is
+  nearest by the linkage, however far (average: the mean of its members' angles). The code clusters it with all others,
+  before training.
+
 Batch normalisation: within a cluster statistics are shared and averaged; they play no part in the angles.
 """
 
