@@ -22,6 +22,7 @@ MODELS: Registry[Model] = Registry(
         "lenet5": "fedbench.models.small:LeNet5",
         "mlp": "fedbench.models.small:MLP",
         "mobilenet_v2": "fedbench.models.vision:MobileNetV2",
+        "resnet9": "fedbench.models.small:ResNet9",
         "resnet18": "fedbench.models.vision:ResNet18",
         "simple_cnn": "fedbench.models.small:SimpleCNN",
         "squeezenet": "fedbench.models.vision:SqueezeNet",

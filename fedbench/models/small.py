@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedbench.config.fields import at_least, one_of
 from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
-from fedbench.models.layers import MaxPool2
+from fedbench.models.layers import BatchNorm, MaxPool2
 from fedbench.models.task import Model, flat_size
 
 # Multi-layer perceptron; FedCollab's 784-200-200-10 for Fashion-MNIST (Bao et al., ICML 2023, Section 5.1).
@@ -227,3 +227,47 @@ def _five_convolutions(channels: int, between: bool) -> nn.Sequential:
         layers += [nn.ReLU()] if between or place in pools else []
         channels = width
     return nn.Sequential(*layers, nn.Flatten())
+
+
+# FLUX's ResNet9 for CIFAR-100 (Fenoglio et al., NeurIPS 2025, public/models.py).
+#
+# Blocks of conv k3 pad 1, BN, ReLU: C->64; 64->128, pool 2; two of 128 beside a shortcut; 128->256, pool; 256->512,
+# pool; two of 512 beside a shortcut; pool; classifier. 6,775,140 parameters on 3 x 32 x 32 with 100 classes.
+
+
+class Shortcut(nn.Module):
+    """Blocks beside a shortcut: x plus what they make of x."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + cast("Tensor", self.blocks(x))
+
+
+@dataclass(frozen=True)
+class ResNet9(Model):
+    """Eight convolutions with batch normalisation, two shortcuts, and a linear layer."""
+
+    label: ClassVar[str] = "resnet9"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: stem, layer1 to layer3, pool, head."""
+        stages = self._stages(shape[0])
+        flat = flat_size(nn.Sequential(self._stages(shape[0])), shape)
+        return nn.Sequential(OrderedDict({**stages, "head": nn.Linear(flat, classes)}))
+
+    def _stages(self, channels: int) -> OrderedDict[str, nn.Module]:
+        stages: dict[str, nn.Module] = {
+            "stem": _block(channels, 64),
+            "layer1": nn.Sequential(_block(64, 128), MaxPool2(), Shortcut(_block(128, 128), _block(128, 128))),
+            "layer2": nn.Sequential(_block(128, 256), MaxPool2()),
+            "layer3": nn.Sequential(_block(256, 512), MaxPool2(), Shortcut(_block(512, 512), _block(512, 512))),
+            "pool": nn.Sequential(MaxPool2(), nn.Flatten()),
+        }
+        return OrderedDict(stages)
+
+
+def _block(wide: int, narrow: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(wide, narrow, 3, padding=1), BatchNorm(narrow), nn.ReLU())

@@ -1,4 +1,4 @@
-"""The published values, 1,200 of them, as the papers print them (published.csv beside this file), and their margins.
+"""The published values, 1,272 of them, as the papers print them (published.csv beside this file), and their margins.
 
 Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
 value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).

@@ -83,7 +83,7 @@ def test_every_preset(preset: str, kind: str, engine: str) -> None:
 
 
 NETWORKS: dict[str, tuple[tuple[int, int, int], dict[str, object]]] = {
-    **dict.fromkeys(["lenet5", "cnn5", "simple_cnn", "fedrema_alexnet"], ((3, 32, 32), {})),
+    **dict.fromkeys(["lenet5", "cnn5", "simple_cnn", "fedrema_alexnet", "resnet9"], ((3, 32, 32), {})),
     **dict.fromkeys(["resnet18", "mobilenet_v2", "squeezenet"], ((3, 32, 32), {"pretrained": False})),
     "fedrema_cnn": ((1, 28, 28), {}),
     "cub_cnn": ((3, 64, 64), {}),

@@ -53,6 +53,7 @@ def weights(model: Model, shape: tuple[int, ...], classes: int) -> Tree:
                 896 + 18496 + 73856 + 295168 + 590080 + (2304 * 1024 + 1024) + (1024 * 512 + 512) + 5130,
             ),
             ("cub_cnn", (3, 64, 64), 200, 896 + 18496 + 73856 + 295168 + 256 * 200 + 200),
+            ("resnet9", (3, 32, 32), 100, 6_775_140),
             ("resnet18", (3, 32, 32), 20, 11_186_772),
             ("resnet18", (3, 224, 224), 1000, 11_689_512),  # torchvision's documentation
             ("mobilenet_v2", (3, 64, 64), 1000, 3_504_872),
@@ -169,6 +170,18 @@ def lenet5_flux(w: Tree, x: Tensor) -> Tensor:
     return linear(linear(linear(x, w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
 
 
+def resnet9(w: Tree, x: Tensor) -> Tensor:
+    def block(x: Tensor, name: str) -> Tensor:
+        kept = [w[f"{name}.1.{leaf}"] for leaf in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(conv(x, w, f"{name}.0", padding=1), *kept).relu()
+
+    x = block(x, "stem")
+    for stage, shortcut in (("layer1", True), ("layer2", False), ("layer3", True)):
+        x = F.max_pool2d(block(x, f"{stage}.0"), 2)
+        x = x + block(block(x, f"{stage}.2.blocks.0"), f"{stage}.2.blocks.1") if shortcut else x
+    return linear(F.max_pool2d(x, 2).flatten(1), w, "head")
+
+
 def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
     for name, norm in (("conv.0", "conv.1"), ("conv.4", "conv.5")):
         kept = [w[f"{norm}.{leaf}"] for leaf in ("running_mean", "running_var", "weight", "bias")]
@@ -178,7 +191,7 @@ def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
 
 WRITTEN_OUT = [
     *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn),
-    *(lenet5_flux, cnn1d, embedding),
+    *(lenet5_flux, cnn1d, embedding, resnet9),
 ]
 WORDS = ("textcnn", "embedding")  # which read token numbers
 
@@ -422,6 +435,7 @@ NETWORKS = [
     ("textcnn", ()),
     ("embedding", ()),
     ("cnn1d", (2, 1, 9)),
+    ("resnet9", (2, 17, 17)),
     ("resnet18", (3, 33, 33)),
     ("mobilenet_v2", (1, 33, 33)),
     ("squeezenet", (3, 21, 21)),

@@ -60,6 +60,8 @@ def specs(draw: st.DrawFn) -> PartitionSpec:
     fields = {field: FIELDS[field] for field in PARTITIONS.get(name).__dataclass_fields__ if field in FIELDS}
     if name == "fold_code":  # whose `test` is a share
         fields["test"] = st.floats(0, 0.9)
+    if name == "natural":  # which leaves clients out
+        fields["num_clients"] = count.filter(lambda n: n > 1)
     return PARTITIONS.build({"name": name, **draw(st.fixed_dictionaries({}, optional=fields))})
 
 

@@ -58,6 +58,7 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
         (name, "groups_fedrema"): "is of 10 classes"
         for name in ("emnist", "cifar100", "cub", "tiny_imagenet", "domainnet")
     },
+    **{(name, "anda"): "is of 10 or 100 classes" for name, classes in CLASSES.items() if classes not in (10, 100)},
     **{(name, "domain"): "made of domains" for name in CLASSES if name != "domainnet"},
 }
 
@@ -71,7 +72,7 @@ def test_every_partition_divides_every_data_set_or_says_why_not(dataset: str, pa
     if reason is not None:  # as it stands, with the papers' parameters
         with pytest.raises(FedbenchError, match=reason):
             trains(dataset, option("partition", partition), SMALLEST)
-        if partition in ("domain", "fedcollab_label_shift_seed0", "groups_fedrema", "natural"):
+        if partition in ("anda", "domain", "fedcollab_label_shift_seed0", "groups_fedrema", "natural"):
             return
     split = tmp_path / "split.npz"
     np.savez(
