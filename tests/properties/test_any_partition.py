@@ -44,7 +44,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def datasets(draw: st.DrawFn) -> Dataset:
     """Classes of any size, some of them absent from the training or the test split."""
-    classes = draw(st.integers(1, 12))
+    classes = draw(st.integers(2, 12))
     size = st.one_of(st.integers(0, 3), st.integers(0, 40), st.just(0))
     train, test = (draw(st.lists(size, min_size=classes, max_size=classes)) for _ in range(2))
     assume(sum(train))
