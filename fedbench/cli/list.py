@@ -103,13 +103,13 @@ GROUPS = (
         "heads, and other parts",
         "a part of the model: its head, normalisation, lower layers, or chosen entries",
         "other labels (label skew) or other inputs, with features that all can share",
-        "fedala fedbn fedcp feddbe feddecomp fedlora fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
+        "fedala fedbn fedcp feddbe feddecomp fedgh fedlora fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
     ),
     Kind(
         "whole models",
         "a model, beside a global one or trained with what others send",
         "clients with enough samples for a model",
-        "apfl ditto feddistill fedphp fedproto local pfedhn pfedme sosicfl_plus",
+        "apfl ditto feddistill fedkd fedmrl fedphp fedproto fml local pfedhn pfedme sosicfl_plus",
     ),
     Kind(
         "mixtures",

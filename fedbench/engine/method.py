@@ -46,8 +46,8 @@ class Method(Component, ABC):
     def unfit(self) -> Mapping[str, str]:
         """What the method cannot serve -> the reason, a phrase that follows the method's name.
 
-        `modalities`: clients with several networks, see Cohort.by_modality; `regression`: a quantity, of which there
-        are no classes.
+        `modalities`: clients with several networks, see Cohort.by_modality; `views`: some of which read other parts of
+        the samples; `regression`: a quantity, of which there are no classes.
         """
         return ONE_NETWORK
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -137,7 +137,7 @@ class Setup:
         if not self.members:  # the method was checked with all modalities
             check_selectors(self.method, self.task)
             check_announced(self.method)
-            check_fits(self.method, len(self.parts), regression=self.task.regresses)
+            check_fits(self.method, self.task.modalities, regression=self.task.regresses)
 
     def on(self, device: torch.device) -> Setup:
         """Return the same with the data on another device."""
@@ -308,24 +308,27 @@ class Setup:
         )
 
 
-def check_fits(method: Method, modalities: int, *, regression: bool) -> None:
-    """Refuse a method that cannot serve clients of several modalities, or cannot predict a quantity.
+def check_fits(method: Method, networks: Collection[Model | Task], *, regression: bool) -> None:
+    """Refuse a method that cannot serve clients with these networks, or cannot predict a quantity.
 
     Raises:
         ConfigError: with the reason, and the methods that can.
     """
-    asked = {"regression": regression, "modalities": modalities > 1}
-    if not (lacking := [name for name, there in asked.items() if there and name in method.unfit]):
+    views = len({bool(each.tokens) for each in networks})
+    there = {"regression": regression, "modalities": len(networks) > 1, "views": views > 1}
+    asked = [name for name, is_there in there.items() if is_there]
+    if not (lacking := [name for name in asked if name in method.unfit]):
         return
     methods = registry("method")
-    able = [name for name in methods if not {*lacking} & {*methods.build({"name": name}).unfit}]
+    able = [name for name in methods if not {*asked} & {*methods.build({"name": name}).unfit}]
     reason, choose = method.unfit[lacking[0]], f"choose one of {', '.join(able)}"
     if lacking[0] == "regression":
         raise ConfigError(f"{type(method).__name__} {reason}, and dataset.task=regression has no classes; {choose}")
+    if lacking[0] == "views":
+        raise ConfigError(f"{type(method).__name__} {reason}, but clients see different parts of the samples; {choose}")
     raise ConfigError(
-        f"{type(method).__name__} {reason}, but clients have {modalities} modalities with different networks; "
-        f"{choose}, or method=per_kind method/base=NAME, which runs any method without a preparation inside each "
-        "modality"
+        f"{type(method).__name__} {reason}, but clients have {len(networks)} different networks; {choose}, or "
+        "method=per_kind method/base=NAME, which runs any method without a preparation inside the clients of each"
     )
 
 
@@ -348,7 +351,11 @@ def assemble(
     """
     partition, modality = model.dealt(partition)
     networks = model.networks
-    federations = [Federation(each.view(dataset), partition, device, dtype) for each in networks.values()]
+    views = [each.view(dataset) for each in networks.values()]
+    one_each = {
+        id(view): Federation(view, partition, device, dtype) for view in {id(view): view for view in views}.values()
+    }
+    federations = [one_each[id(view)] for view in views]
     protocol.cohort_size(protocol.seen(len(partition)))
     tasks = [
         each.task(federation.shape, federation.classes, bf16=bf16)

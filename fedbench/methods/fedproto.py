@@ -26,7 +26,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
-from fedbench.engine.method import ONE_NETWORK, Method
+from fedbench.engine.method import Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
 
@@ -45,7 +45,7 @@ class ClassMeans(Method):
     lam: float = at_least(0, 1.0)  # weight of the pull towards the received means
 
     family: ClassVar[str] = "personalised"
-    unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares means of classes"}
+    unfit: ClassVar[Mapping[str, str]] = {"regression": "compares means of classes"}
 
     def shares(self, sizes: Tensor) -> Tensor | None:
         return None
@@ -74,10 +74,11 @@ class ClassMeans(Method):
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Start all clients from one model, without means."""
+        """Start all clients from one model, or one of each network, without means."""
         model = task.init(generator)
-        features = task.features(model, torch.zeros(1, *task.shape))
-        width = self.split(features, task.head(model, features)).shape[1]
+        first = task.modalities[0]
+        features = first.features(model, torch.zeros(1, *first.shape))
+        width = self.split(features, first.head(model, features)).shape[1]
         shape = (population.clients, task.classes)
         server = {"sums": torch.zeros(*shape, width), "counts": torch.zeros(shape)}
         return server, trees.expand(model, population.clients)

@@ -11,14 +11,13 @@ over rounds, its optimiser is not. A class's average counts clients equally.
 Deviations:
 - Prototypes are computed in evaluation mode, as in FedProto.
 - The classifier predicts before the first round's training. The code does not score then.
-- Features have the network's own width, and all clients have one network.
+- Features have the networks' own width. The code pools them to one width.
 
 Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +33,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort, Conformance
 from fedbench.engine.optim import fit
 from fedbench.methods.fedproto import FedProto
+from fedbench.methods.parts import features
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
@@ -76,19 +76,17 @@ class FedTGP(FedProto):
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Train the network behind T on what the round's clients sent."""
         sums, counts = uploads["sums"], uploads["counts"]  # [C, K, d], [C, K]
-        has = counts > 0
-        points, labels = (sums / counts.clamp(min=1).unsqueeze(2))[has], has.nonzero()[:, 1]
+        points, labels = features.class_points(sums, counts)
         means, known = self.means(sums, counts)
         margin = largest_gap(means[0, known[0]]).clamp(max=self.margin)
-        shuffled = (torch.randperm(len(labels), generator=cohort.generator) for _ in range(self.epochs))
-        steps = (rows for order in shuffled for rows in order.split(self.batch))
+        steps = features.shuffled(len(labels), self.epochs, self.batch, cohort.generator)
+        left = iter(steps)
 
         def loss(tgp: Tree, _: torch.Generator) -> Tensor:
-            rows = sent(next(steps), points.device)
+            rows = sent(next(left), points.device)
             return contrast(points[rows], labels[rows], prototypes(tgp), margin)
 
-        count = self.epochs * math.ceil(len(labels) / self.batch)
-        tgp = fit(trees.part(server, "tgp"), loss, count, OptimizerConfig(lr=self.lr), cohort.generator)
+        tgp = fit(trees.part(server, "tgp"), loss, len(steps), OptimizerConfig(lr=self.lr), cohort.generator)
         return {**trees.join(tgp=tgp), "trained": torch.ones_like(server["trained"])}
 
 

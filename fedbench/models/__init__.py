@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 MODELS: Registry[Model] = Registry(
     "model",
     {
+        "cnn": "fedbench.models.small:CNN",
         "cnn1d": "fedbench.models.sequences:CNN1d",
         "cnn5": "fedbench.models.small:CNN5",
         "cub_cnn": "fedbench.models.modalities:CubCNN",

@@ -1,6 +1,7 @@
-"""Clients of several modalities (kinds) in one federation: a network each, which share the classifier layer.
+"""Clients with several networks (kinds) in one federation, which share the classifier layer.
 
-FedSaC's Table 2: four clients see photographs, four their captions.
+FedSaC's Table 2: four clients see photographs, four their captions. In a federation of architectures all clients see
+the same samples, as in HtFLlib.
 """
 
 from __future__ import annotations
@@ -30,20 +31,25 @@ from fedbench.models.task import Model, Slice, Task
 
 @dataclass(frozen=True)
 class Kinds(Model):
-    """The clients of the first modality come first, and so on."""
+    """A network for each modality, or for each of several groups of clients with one modality."""
 
     called: str = "kinds"  # the name in tables
-    kinds: Any = field(default_factory=dict)  # name of a modality -> its network
+    kinds: Any = field(default_factory=dict)  # name of a modality -> its network; in a list: net1, net2, ...
     clients: tuple[int, ...] = at_least(1, ())  # number of clients of each modality; (): equal numbers, up to one
     # With "each" the first client of each modality holds the same samples, in its own view.
     # "all": the clients of all modalities divide the data; "each": the clients of each modality divide all of it
     divide: str = one_of("all", "each")
+    # "blocks": the clients of the first modality come first, and so on; "turns": one client of each after another
+    deal: str = added(one_of("blocks", "turns"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.kinds, Sequence) and not isinstance(self.kinds, str):
+            object.__setattr__(self, "kinds", {f"net{place}": each for place, each in enumerate(self.kinds, 1)})
         if not isinstance(self.kinds, Mapping) or len(self.kinds) < 2:
             raise ConfigError(
-                "model.kinds must name at least two modalities, as {image: {name: cub_cnn}, text: {name: textcnn}}"
+                "model.kinds must name at least two modalities, as {image: {name: cub_cnn}, text: {name: textcnn}}, or "
+                "list at least two networks"
             )
         if wrong := next((name for name in self.kinds if not name.isidentifier() or name == "head"), None):
             raise ConfigError(f"model.kinds: '{wrong}' cannot name a modality; use letters, and not 'head'")
@@ -91,7 +97,10 @@ class Kinds(Model):
                 f"model.clients={list(numbers)} are {sum(numbers)}, the federation has {len(partition)} clients; "
                 "change one of them"
             )
-        return partition, np.repeat(np.arange(count), numbers)
+        modality = np.repeat(np.arange(count), numbers)
+        if self.deal == "turns":
+            modality = modality[np.argsort(np.concatenate([np.arange(n) for n in numbers]), kind="stable")]
+        return partition, modality
 
     def lacking(self) -> str:
         return "; ".join(filter(None, (each.lacking() for each in self.kinds.values())))
@@ -265,6 +274,14 @@ class ModalityTask(Task):
         shared = self._first.init(generator)
         return {name: shared.get(name, leaf) for name, leaf in own.items()}
 
+    @property
+    def shared(self) -> Task:
+        plain, _, _, first = self._made_of
+        return first.shared if first else plain
+
+    def is_buffer(self, name: str) -> bool:
+        return super().is_buffer(name) or self.shared.is_buffer(name)
+
     def own(self, tree: Tree) -> Tree:
         return {key: leaf for key, leaf in tree.items() if owner(key, self._names) in (self.prefix[:-1], "")}
 
@@ -276,7 +293,7 @@ class JointTask(Task):
         """`tasks` and `names` of the modalities; `modality` [N] is the place in them of each client's.
 
         Raises:
-            ConfigError: the modalities' classifier layers differ.
+            ConfigError: the modalities' classifier layers differ, or a modality is called as a stage of the first.
         """
         first = ModalityTask(tasks[0], names, 0)
         rest = [ModalityTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
@@ -299,7 +316,19 @@ class JointTask(Task):
         tasks, names, modality = self._given
         return JointTask(tasks, names, modality[:count])
 
+    @property
+    def shared(self) -> Task:
+        return self._modalities[0].shared
+
+    def is_buffer(self, name: str) -> bool:
+        return super().is_buffer(name) or self.shared.is_buffer(name)
+
     def _check_heads(self) -> None:
+        if clash := [name for name in self._names if name in self.shared.stages]:
+            raise ConfigError(
+                f"model.kinds: '{clash[0]}' is also a part of the network '{self._names[0]}', whose leaves it would "
+                "seem to own; give it another name"
+            )
         shapes = [
             {n: tuple(p.shape) for n, p in task.fresh().get_submodule("head").named_parameters()}
             for task in self._modalities
@@ -307,7 +336,7 @@ class JointTask(Task):
         for name, other in zip(self._names[1:], shapes[1:], strict=True):
             if other != shapes[0]:
                 raise ConfigError(
-                    f"the modalities '{self._names[0]}' and '{name}' share the classifier layer, whose weights are "
+                    f"the networks '{self._names[0]}' and '{name}' share the classifier layer, whose weights are "
                     f"{list(shapes[0].get('weight', ()))} and {list(other.get('weight', ()))}; choose networks with "
                     "representations of one width"
                 )
@@ -338,13 +367,13 @@ class JointTask(Task):
                 yield chosen, trees.rows(leaves, chosen)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
-        raise RuntimeError("clients of several modalities have no network in common; run one of task.modalities")
+        raise RuntimeError("clients have no network in common; run task.shared or one of task.modalities")
 
 
 def owner(leaf: str, names: Sequence[str]) -> str:
     """Return the only one of the modalities `names` that has a leaf; "" if all have it."""
-    first = leaf.rpartition("/")[2].partition(".")[0]
-    return first if first in names else ""
+    first, below, _ = leaf.rpartition("/")[2].partition(".")
+    return first if below and first in names else ""
 
 
 def _nested(build: Callable[[], nn.Sequential], modality: str) -> nn.Sequential:

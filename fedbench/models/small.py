@@ -85,6 +85,44 @@ class LeNet5(Model):
         return nn.Sequential(*layers, nn.Flatten())
 
 
+# Convolutions k5 with ReLU and pool 2, and linear layers with ReLU, any number of each: networks for federations of
+# architectures (FedGH, FedMRL, HtFLlib). With 32, 64 channels and 512 units it is PFLlib's and HtFLlib's FedAvgCNN.
+
+
+@dataclass(frozen=True)
+class CNN(Model):
+    """Convolutions, linear layers and the classifier."""
+
+    channels: tuple[int, ...] = at_least(1, (32, 64))  # of each convolution
+    hidden: tuple[int, ...] = at_least(1, (512,))  # widths of the linear layers before the classifier
+    padding: int = at_least(0, 0)  # of each convolution, on every side; 2 keeps an image's size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("channels", "hidden"):
+            if not getattr(self, name):
+                raise ConfigError(f"model.{name} must list at least one width")
+
+    @property
+    def label(self) -> str:
+        """As "cnn32-64x512", with "p2" for padding."""
+        wide = "-".join(map(str, self.channels)) + "".join(f"x{width}" for width in self.hidden)
+        return f"cnn{wide}" + f"p{self.padding}" * (self.padding > 0)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: conv, fc, head."""
+        widths = [flat_size(self._conv(shape[0]), shape), *self.hidden]
+        fc = [layer for wide, narrow in pairwise(widths) for layer in (nn.Linear(wide, narrow), nn.ReLU())]
+        stages = {"conv": self._conv(shape[0]), "fc": nn.Sequential(*fc), "head": nn.Linear(widths[-1], classes)}
+        return nn.Sequential(OrderedDict(stages))
+
+    def _conv(self, channels: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise((channels, *self.channels)):
+            layers += [nn.Conv2d(wide, narrow, 5, padding=self.padding), MaxPool2(), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten())
+
+
 # FedCollab's 5-layer CNN for CIFAR-10 (Bao et al., ICML 2023, section 5.1).
 #
 # conv 3->32 k3, pool 2; 32->64 k3, pool 2; 64->64 k3; 1024->64; classifier; ReLU between. 122,570 parameters on

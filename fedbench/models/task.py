@@ -146,6 +146,11 @@ class Task:
         return (self,)
 
     @property
+    def shared(self) -> Task:
+        """The first network of the federation, under its own names of leaves: one that all clients can run."""
+        return self
+
+    @property
     def regresses(self) -> bool:
         """Whether a quantity is predicted; then there is one class."""
         return self.classes == 1

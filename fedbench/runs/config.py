@@ -213,7 +213,7 @@ def from_plain(plain: Mapping[str, Any], kept: Mapping[str, Any] | None = None) 
     if len(run.model.networks) > 1 or regression:
         from fedbench.engine.setup import check_fits
 
-        check_fits(run.method, len(run.model.networks), regression=regression)
+        check_fits(run.method, run.model.networks.values(), regression=regression)
     return run
 
 

@@ -27,6 +27,8 @@ from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import ModalitiesTrainer, Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedsac import FedSaC
+from fedbench.methods.fml import FML
+from fedbench.models.modalities import TextCNN
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Task
 from tests.helpers.pair import pair
@@ -65,17 +67,21 @@ def test_clients_of_kinds_by_hand() -> None:
     away = whole.on(torch.device("meta"))
     assert [part.federation.x.device.type for part in (away, *away.parts)] == ["meta"] * 3
     assert whole.cohort(torch.tensor([1, 3]), CLOCK).steps.dtype == torch.float64
-    with pytest.raises(
-        ConfigError, match=r"FedSaC .*, but clients have 2 modalities with different networks; choose one of"
-    ):
+    with pytest.raises(ConfigError, match=r"FedSaC .*, but clients have 2 different networks; choose one of"):
         pair(FedSaC())
     with pytest.raises(ConfigError) as caught:
-        check_fits(FedSaC(), 2, regression=False)
+        check_fits(FedSaC(), [MLP(), MLP()], regression=False)
     able = str(caught.value).split("choose one of ")[1].split(", where")[0].split(", ")
     assert {"fedavg", "local", "per_kind"} <= set(able)
     assert not {"fedsac", "fedamp", "kmeans"} & set(able)
-    check_fits(FedSaC(), 1, regression=False)
-    check_fits(FedAvg(), 2, regression=False)
+    assert {"fml", "fedkd", "fedmrl", "fedgh"} <= set(able)
+    check_fits(FedSaC(), [MLP()], regression=False)
+    check_fits(FedAvg(), [MLP(), TextCNN()], regression=False)
+    with pytest.raises(ConfigError, match=r"FML .* but clients see different parts of the samples; choose") as caught:
+        check_fits(FML(), [MLP(), TextCNN()], regression=False)
+    able = str(caught.value).split("choose one of ")[1].split(", ")
+    assert {"fedavg", "fedgh", "fedproto"} <= set(able)
+    assert not {"fml", "fedkd", "fedmrl", "fedsac", "ditto"} & set(able), "unfit for several networks"
 
 
 def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:

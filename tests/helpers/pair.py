@@ -34,7 +34,7 @@ NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabul
 
 QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
 UNLIKE = tuple(
-    name for name in METHODS if "modalities" not in METHODS.build({"name": name}).unfit
+    name for name in METHODS if not {"modalities", "views"} & {*METHODS.build({"name": name}).unfit}
 )  # methods that serve several kinds
 
 
@@ -43,9 +43,9 @@ def serving(name: str, **fields: Any) -> Method:
     return METHODS.build({"name": name, **QUICK.get(name, {}), **fields})
 
 
-def data(train: int = 80, test: int = 24) -> Dataset:
+def data(train: int = 80, test: int = 24, size: int = 4) -> Dataset:
     """Four classes in small pictures with short captions."""
-    return Captioned(classes=4, size=4, channels=1, train=train, test=test, vocabulary=20, words=4, traits=3).load()
+    return Captioned(classes=4, size=size, channels=1, train=train, test=test, vocabulary=20, words=4, traits=3).load()
 
 
 def pair(
@@ -56,12 +56,16 @@ def pair(
     networks: dict[str, Model] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
+    size: int = 4,
     **options: Any,
 ) -> Setup:
-    """The federation; `ids`: its clients in that order, each with its own data, kind and randomness."""
+    """The federation; `ids`: its clients in that order, each with its own data, kind and randomness.
+
+    Pictures have `size` pixels a side.
+    """
     chosen = list(range(len(sizes)) if ids is None else ids)
     begins = np.cumsum([0, *sizes])
-    whole = data(max(80, sum(sizes)), max(24, 4 * len(sizes)))
+    whole = data(max(80, sum(sizes)), max(24, 4 * len(sizes)), size)
     own = [np.arange(begins[k], begins[k + 1]) for k in chosen]
     tests = [whole.num_train + np.arange(4 * k, 4 * k + 4) for k in chosen]
     held = [rows[:2] for rows in own]

@@ -1245,7 +1245,9 @@ def test_settings_are_declared_where_a_network_without_batch_normalisation_needs
 
 FINISH, START = frozenset({"finish"}), frozenset({"start"})
 READS = {
-    **dict.fromkeys(("fedap", "feddistill", "fedpac", "fedproto", "fedsac", "fedsac_multimodal", "fedtgp"), FINISH),
+    **dict.fromkeys(
+        ("fedap", "feddistill", "fedgh", "fedpac", "fedproto", "fedsac", "fedsac_multimodal", "fedtgp"), FINISH
+    ),
     **dict.fromkeys(("fedem", "fedfomo", "fedrc"), START),
     "fedas": START | FINISH,
     "fedccfa": START | FINISH,
@@ -1253,11 +1255,12 @@ READS = {
     "knnper": {"model", "personal"},
     "pfedfda": START | FINISH | {"model", "personal"},
 }
-DRAWN = {"fedcollab", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
+DRAWN = {"fedcollab", "fedgh", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
 APART = {
     "apple",
     "fedas",
     "feddistill",
+    "fedgh",
     "fednova",
     "fedproto",
     "fedtgp",
@@ -1266,9 +1269,9 @@ APART = {
     "pfedhn",
 }  # models are no averages
 UNLIKE = {
-    *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fediot", "fedntd", "fedper"),
-    *("fedphp", "fedprox", "fedrep", "fedsac_multimodal", "fedyogi", "finetune", "knnper", "lg_fedavg", "local"),
-    *("moon", "per_kind", "perfedavg"),
+    *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "feddistill", "fedgh", "fediot"),
+    *("fedkd", "fedmrl", "fedntd", "fedper", "fedphp", "fedproto", "fedprox", "fedrep", "fedsac_multimodal", "fedtgp"),
+    *("fedyogi", "finetune", "fml", "knnper", "lg_fedavg", "local", "moon", "per_kind", "perfedavg"),
 }  # whose server serves clients of several kinds
 
 

@@ -29,6 +29,7 @@ from fedbench.methods.fedntd import FedNTD
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.fedtgp import FedTGP
+from fedbench.methods.fml import FML
 from fedbench.methods.local import Local
 from fedbench.methods.moon import Moon
 from fedbench.methods.pfedsim import PFedSim
@@ -57,6 +58,7 @@ LAWS: list[tuple[Method, Method, Method]] = [  # at its limit, elsewhere, what i
     (FedProto(lam=0.0, inference="head"), FedProto(inference="head"), Local()),
     (FedDistill(lam=0.0), FedDistill(), Local()),
     (FedTGP(lam=0.0, epochs=2, inference="head"), FedTGP(epochs=2, inference="head"), Local()),
+    (FML(alpha=1.0), FML(), Local()),
     (SosicFLPlus(endpoints=1, lam=0.7), SosicFLPlus(endpoints=2, lam=0.7), Ditto(lam=0.7)),
 ]
 

@@ -74,6 +74,7 @@ SIMPLEX, GROUPS = frozenset({"centers", "cluster", "positions"}), frozenset({"co
 KEPT = {
     **dict.fromkeys(("fedcollab", "fesem", "kmeans", "pacfl"), GROUPS),
     **dict.fromkeys(("sosicfl", "floco"), SIMPLEX),
+    "fedkd": {"numbers"},
     "oracle": {"coalition"},
 }
 

@@ -46,6 +46,7 @@ def weights(model: Model, shape: tuple[int, ...], classes: int) -> Tree:
             ("simple_cnn", (3, 32, 32), 10, 1216 + 12832 + 18496 + 73856 + 1290),
             ("cnn5", (3, 32, 32), 10, 896 + 18496 + 36928 + 65600 + 650),
             ("fedrema_cnn", (1, 28, 28), 10, 832 + 51264 + 524800 + 5130),
+            ("cnn", (3, 32, 32), 10, 2432 + 51264 + (1600 * 512 + 512) + 5130),  # PFLlib's FedAvgCNN
             (
                 "fedrema_alexnet",
                 (3, 32, 32),
@@ -103,6 +104,18 @@ def fedrema_cnn(w: Tree, x: Tensor) -> Tensor:
     x = F.max_pool2d(conv(x, w, "conv.0").relu(), 2)
     x = F.max_pool2d(conv(x, w, "conv.3").relu(), 2)
     return linear(linear(x.flatten(1), w, "fc.0").relu(), w, "head")
+
+
+def cnn(w: Tree, x: Tensor) -> Tensor:
+    x = F.max_pool2d(conv(x, w, "conv.0").relu(), 2)
+    x = F.max_pool2d(conv(x, w, "conv.3").relu(), 2)
+    return linear(linear(x.flatten(1), w, "fc.0").relu(), w, "head")
+
+
+def cnn_padded(w: Tree, x: Tensor) -> Tensor:
+    """With a third linear layer."""
+    x = F.max_pool2d(conv(x, w, "conv.0", padding=2).relu(), 2).flatten(1)
+    return linear(linear(linear(x, w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
 
 
 def fedrema_alexnet(w: Tree, x: Tensor) -> Tensor:
@@ -191,7 +204,7 @@ def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
 
 WRITTEN_OUT = [
     *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn),
-    *(lenet5_flux, cnn1d, embedding, resnet9),
+    *(lenet5_flux, cnn, cnn_padded, cnn1d, embedding, resnet9),
 ]
 WORDS = ("textcnn", "embedding")  # which read token numbers
 
@@ -202,11 +215,13 @@ def test_networks_are_what_their_papers_say(forward) -> None:
     name = forward.__name__
     shapes = {"fedrema_cnn": (1, 28, 28), "cnn1d": (6, 1, 21), **dict.fromkeys(WORDS, (1, 1, 14))}
     shape = shapes.get(name, (3, 32, 32))
-    stem, _, how = name.partition("_") if name.startswith("lenet5_") else (name.removesuffix("_code"), "", name[-5:])
+    split = name.startswith("lenet5_") or name == "cnn_padded"
+    stem, _, how = name.partition("_") if split else (name.removesuffix("_code"), "", name[-5:])
     fields: dict[str, object] = {
         "_code": {"activations": "code"},
         "bn": {"batch_norm": True},
         "flux": {"padding": 2, "pool": "mean"},
+        "padded": {"channels": (5,), "hidden": (9, 6), "padding": 2},
     }.get(how, {})
     model = build(stem, **fields)
     draw = torch.Generator().manual_seed(0)
@@ -468,6 +483,7 @@ def test_networks_refuse_what_they_cannot_read() -> None:
         ("simple_cnn", (1, 8, 8), "does not fit"),
         ("fedrema_cnn", (1, 8, 8), "does not fit"),
         ("textcnn", (3, 32, 32), "token numbers"),
+        ("cnn", (1, 8, 8), "does not fit"),
         ("cub_cnn", (1, 1, 40), "does not fit"),
     ):
         with pytest.raises(FedbenchError, match=reason):

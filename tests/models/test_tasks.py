@@ -333,6 +333,30 @@ def test_clients_are_dealt_to_kinds_in_their_order() -> None:
             Kinds(kinds=kinds, clients=numbers).dealt(clients(count))
 
 
+def test_clients_are_dealt_in_turns() -> None:
+    three = {"a": MLP(), "b": MLP(), "c": MLP()}
+    for numbers, count, expected in (
+        ((), 7, [0, 1, 2, 0, 1, 2, 0]),
+        ((1, 4, 2), 7, [0, 1, 2, 1, 2, 1, 1]),
+    ):
+        made = Kinds(kinds=three, clients=numbers, deal="turns")
+        assert made.dealt(clients(count))[1].tolist() == expected
+    listed = Kinds(kinds=[MLP(), {"name": "mlp", "hidden": [3]}])
+    assert dict(listed.networks) == {"net1": MLP(), "net2": MLP(hidden=(3,))}
+
+
+def test_the_first_network_is_what_all_clients_share() -> None:
+    plain, task = joint()
+    assert all(each.shared is plain[0] for each in (task, *task.modalities, plain[0]))
+    normed = [LeNet5(batch_norm=True).task((1, 16, 16), 3), MLP(hidden=(84,)).task((1, 16, 16), 3)]
+    task = JointTask(normed, ["a", "b"], torch.tensor([0, 1]))
+    for each in (task, *task.modalities):
+        assert each.is_buffer("small/conv.1.running_mean")
+        assert not each.is_buffer("small/conv.1.weight")
+    with pytest.raises(ConfigError, match=r"'conv' is also a part of the network 'a', .* give it another name"):
+        JointTask(normed, ["a", "conv"], torch.tensor([0, 1]))
+
+
 def test_kinds_are_named_and_told_apart_in_tables() -> None:
     nets = {"a": {"name": "mlp"}, "b": MLP(hidden=(3,))}
     made = Kinds(kinds=nets, called="two", clients=(1, 4), divide="each")
@@ -347,7 +371,8 @@ def test_kinds_are_named_and_told_apart_in_tables() -> None:
         made.build((1, 4, 4), 3)
     for wrong, reason in (
         ({"kinds": {"a": MLP()}}, "at least two modalities"),
-        ({"kinds": [MLP(), MLP()]}, "at least two modalities"),
+        ({"kinds": [MLP()]}, "or list at least two networks"),
+        ({"kinds": "mlp"}, "at least two modalities"),
         ({"kinds": {"a": MLP(), "b-c": MLP()}}, "'b-c' cannot name a modality"),
         ({"kinds": {"head": MLP(), "b": MLP()}}, "'head' cannot name a modality"),
         (

@@ -37,6 +37,23 @@ def class_sums(values: Callable[[Batch], Tensor], data: Batch, classes: int) -> 
     return torch.stack([sums for sums, _ in parts]).sum(0), torch.stack([n for _, n in parts]).sum(0)
 
 
+def class_points(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class means of all clients, [M, d], and whose class each is of, [M], from `class_sums` [C, K, ...]."""
+    has = counts > 0
+    return (sums / counts.clamp(min=1).unsqueeze(2))[has], has.nonzero()[:, 1]
+
+
+def shuffled(count: int, epochs: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Return the rows of each mini-batch, of at most `size` of `count` points, over epochs of different orders."""
+    orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
+    return [rows for order in orders for rows in order.split(size) if len(rows)]
+
+
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Return KL(softmax(target) || softmax(logits)) of each sample, [B], from logits [B, K]."""
+    return functional.kl_div(logits.log_softmax(1), target.softmax(1), reduction="none").sum(1)
+
+
 def mean_loss(model: Tree, data: Batch, task: Task) -> Tensor:
     """Return the mean loss of `model` in evaluation mode on all of `data`, a scalar."""
     sums = [block.sum(task.losses(task.apply(model, block.x), block.y)) for block in blocks(data)]
@@ -71,14 +88,20 @@ def directions(products: Tree, rank: int) -> Tensor:
     Columns beyond X's rank, of clients with few samples, are zero. Each column's sign makes its largest entry positive.
     """
     gram = products["gram"]
-    finite = gram.isfinite().all()  # of a model that diverged it is not, and is passed on so: eigh would fail
-    values, vectors = _Eigh.apply(torch.where(finite, gram, 0))  # ascending
+    finite = gram.isfinite().all()  # of a model that diverged it is not, and is passed on so
+    values, vectors = eigen(gram)
     rank = min(rank, len(values))
     values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     real = values > NEGLIGIBLE * values[0].clamp(min=torch.finfo(values.dtype).tiny)
     basis = vectors * largest.sign() * (real & (values > products["least"]))
     return torch.where(finite, basis, torch.nan)
+
+
+def eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues [d], ascending, and vectors [d, d] of a symmetric matrix; of zeros if it is not finite."""
+    found: tuple[Tensor, Tensor] = _Eigh.apply(torch.where(gram.isfinite().all(), gram, 0))  # of nan eigh would fail
+    return found
 
 
 class _Eigh(torch.autograd.Function):
