@@ -328,7 +328,7 @@ def check_fits(method: Method, networks: Collection[Model | Task], *, regression
         raise ConfigError(f"{type(method).__name__} {reason}, but clients see different parts of the samples; {choose}")
     raise ConfigError(
         f"{type(method).__name__} {reason}, but clients have {len(networks)} different networks; {choose}, or "
-        "method=per_kind method/base=NAME, which runs any method without a preparation inside the clients of each"
+        "method=per_kind method/base=NAME, which runs any method without a preparation among the clients of each"
     )
 
 
