@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +15,7 @@ from fedbench.cli import program
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
-from fedbench.papers import evidence, spec, store
+from fedbench.papers import estimate, evidence, spec, store
 from fedbench.papers.execute import run_all
 from fedbench.papers.selection import Selection
 
@@ -64,6 +65,20 @@ def test_columns_that_fit_come_by_values_an_hour_and_then_the_others() -> None:
         [work("slow", 1, 50), work("long", 50, 200), work("dear", 1, 40), work("best", 9, 60)], 110
     )
     assert [each.selection.table for each in found] == ["best", "dear", "long", "slow"]
+
+
+def test_a_column_that_is_a_mean_has_its_values_and_the_runs_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, other = CONTENT["columns"]
+    mean = {"label": "both", "published": published["published"], "mean": ["one", "two"]}
+    parts = [{"label": name, "overrides": each["overrides"]} for name, each in (("one", published), ("two", other))]
+    table = spec.parse_spec({**CONTENT, "columns": [mean, *parts]})
+    monkeypatch.setattr(spec, "load_spec", lambda _: table)
+    monkeypatch.setattr(estimate, "estimate", lambda *_: SimpleNamespace(seconds=7.0))
+    places = (f"runs_dir={tmp_path / 'runs'}",)
+    (found,), reasons = evidence.survey(Selection(seeds=(0, 1, 2), overrides=places, results=str(tmp_path)), ["toy"], 1)
+    assert (found.selection.columns, found.values, len(found.missing), reasons) == (("both",), 2, 12, {})
 
 
 @pytest.mark.slow
