@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
+from fedbench.data.partitions.programs import AuthorsProgram
 from fedbench.papers import comparisons, published, selection, verdict
 from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEVEL, UNDECIDABLE
@@ -69,6 +70,9 @@ class Layout:
         known = {cell.row for cell in begun if cell.column in shown or not shown}
         rows = [row.label for row in spec.rows if row.label not in known]
         columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
+        whole = {column.label for column in spec.columns if column.mean} - {cell.column for cell in begun}
+        parts = {label for column in spec.columns if column.label in whole for label in column.mean}
+        columns = [label for label in columns if label not in parts]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
         return f"Left out ({PENDING}): {said}." if said else ""
@@ -306,7 +310,9 @@ def _keeps(override: str, draw: str | None) -> bool:
         return key == "partition_seed" and value != "null"
     file = groups.find("partition", value) or groups.find("partition", value.rstrip("0123456789."))
     fields = {} if file is None else groups.plain_option("partition", file.stem)
-    return "path" in fields or ("draw" in fields and draw != "partition.draw=null")
+    if "draw" in fields and draw != "partition.draw=null":
+        return issubclass(groups.registry("partition").get(str(fields["name"])), AuthorsProgram)
+    return "path" in fields
 
 
 def _count_notes(table: TableResult) -> Iterator[str]:

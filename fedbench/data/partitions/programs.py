@@ -12,10 +12,9 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from fedbench.config.fields import at_least, one_of, within
 from fedbench.core.errors import ConfigError
@@ -23,6 +22,9 @@ from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 from fedbench.data.partitions.label import SMALLEST_ALPHA
 from fedbench.data.partitions.shifts import CLIENTS, TYPE, permutations
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator
 CLASSES = 10  # of FedReMa's data sets
@@ -349,6 +351,8 @@ class Anda(PartitionSpec):
         Raises:
             ConfigError: there are neither 10 nor 100 classes, or fewer samples of a split than clients.
         """
+        import torch
+
         if pool.classes not in (CLASSES, CLASSES**2):
             raise ConfigError(f"{self.label} is of 10 or 100 classes, the data set has {pool.classes}")
         require_clients(self.num_clients, len(pool) - pool.tested)
@@ -378,6 +382,8 @@ class Anda(PartitionSpec):
 
     def _parts(self, places: Ints, shuffler: torch.Generator) -> list[Ints]:
         """Equal parts of `places`, shuffled; the last has the rest."""
+        import torch
+
         mixed = places[torch.randperm(len(places), generator=shuffler).numpy()]
         return np.split(mixed, len(places) // self.num_clients * np.arange(1, self.num_clients))
 

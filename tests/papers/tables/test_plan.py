@@ -19,6 +19,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.papers import fill, plan, recorded, reproduce, spec, store
 from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
+from fedbench.papers.text import Layout
 from fedbench.runs.config import from_plain
 from tests.papers.tables.selections import selection, table
 
@@ -50,6 +51,7 @@ def test_a_column_that_is_a_mean_has_the_seeds_that_all_its_parts_have(tmp_path:
     assert (both.jobs, both.asked) == ((), (*one.jobs, *two.jobs))
     keys = [job.key for job in one.jobs]  # the parts have the same runs here
     assert len(fresh.missing()) == len(set(keys)) == 2
+    assert Layout(fill.fill(fresh)).left_out == "Left out (not run yet): rows FedAvg, FedProx; columns both."
     cells = (
         store.Cell("FedAvg", "one", "acc", (50.0, 60.0), (0, 1), tuple(keys)),
         store.Cell("FedAvg", "two", "acc", (90.0,), (1,), tuple(keys[1:])),

@@ -186,6 +186,8 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     assert "- d: All seeds share one partition (partition=file)" in text
     authors = filled(values, PUBLISHED, made=MADE, base=("partition=dir_fedsac0.1",))
     assert "All seeds share one partition (partition=dir_fedsac0.1)" in render.draw_markdown(authors)
+    of_each_seed = filled(values, PUBLISHED, made=MADE, base=("partition=anda",))
+    assert "Each seed draws its own" in render.draw_markdown(of_each_seed)
     redrawn = dataclasses.replace(MADE, varied=("partition.draw=null",))
     assert "Each seed draws its own" in render.draw_markdown(dataclasses.replace(authors, provenance=redrawn))
 
