@@ -40,7 +40,7 @@ class RowSpec:
     label: str
     overrides: tuple[str, ...] = ()  # of the run's config, after the column's
     published: dict[str, str] = field(default_factory=dict)  # filter; method: the label by default
-    baseline: tuple[str, ...] = ()  # overrides of the run in the denominator of a ratio
+    baseline: tuple[str, ...] = ()  # overrides of the baseline run of a ratio, instead of `overrides`
     study: str = ""  # what fills the cell instead of a training run (fedbench.papers.studies)
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> this row's own measure
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes. A mapping says it by override of
