@@ -1,24 +1,31 @@
 """CFL: Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, TNNLS 2021.
 
-FedAvg in each cluster, at first one of all. Let d_i = theta_i - theta be the updates of a cluster's clients. Once the
-cluster is near a stationary point but some client is not, ||sum_i n_i / n_c d_i|| < eps1 and max_i ||d_i|| > eps2, it
-is cut in two such that the largest cosine similarity across, alpha, is least (Algorithm 1: single linkage), provided
-that sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
-The authors' code differs: complete linkage (`linkage: complete`), unweighted means (`uniform`), no cut of fewer than
-three (`smallest: 3`), no gamma_max, no cut in 20 rounds (`warmup: 20`). pFedGraph's code, which made FedSaC's row too,
-is that without the warm-up. eps1 = .4 and eps2 = 1.6 are the authors'; lengths of updates, they depend on data, network
-and local work: where updates stay shorter than eps2 nothing is ever cut, and the method is FedAvg. `relative` (our
-addition) counts both in the largest mean update that the cluster's members have had so far, which every federation
-starts from.
-FedCollab's comparison calls the method FedCluster and publishes no settings. The preset's are relative, with gamma_max
-= .7 (halves whose most similar updates are orthogonal); chosen by the groups found, not by accuracy: on FedCollab's
-label shift, the three planted ones on Fashion-MNIST, large and small clients apart on digits.
-A client that no round met goes down the tree of cuts, as in the paper: at each cut of the cluster that it is in it
-trains from the model of before the cut, and goes with the half to which its update has the larger cosine similarity.
-Deviations: where not all clients take part, absent members of a cluster stay with the half that has more samples. Down
-the tree an update is compared with the mean update of either half (the paper: with each member's, of which the most
-similar counts), so that a cut keeps one model and one vector.
-Batch normalisation: statistics do not count in norms and cosines; within a cluster they are shared and averaged.
+FedAvg runs in each cluster; at first all clients are in one. Let d_i = theta_i - theta be the updates of a cluster's
+clients. A cluster is cut once it is near a stationary point and some client is not: ||sum_i n_i / n_c d_i|| < eps1 and
+max_i ||d_i|| > eps2. The cut makes the largest cosine similarity across the halves, alpha, as small as possible
+(Algorithm 1: single linkage). It needs sqrt((1 - alpha) / 2) > gamma_max. The halves continue from the averages of
+their own clients.
+
+The authors' code differs in five settings: complete linkage (`linkage: complete`), unweighted means (`uniform`), no cut
+of fewer than three clients (`smallest: 3`), no gamma_max, and no cut in the first 20 rounds (`warmup: 20`). pFedGraph's
+code, which also produced FedSaC's row, is the same without the warm-up.
+eps1 = .4 and eps2 = 1.6 are the authors' values. They are lengths of updates, which depend on data, network and local
+work. If updates stay shorter than eps2, no cluster is ever cut and the method is FedAvg. `relative` (our addition)
+measures both in units of the largest mean update that the cluster's members have had so far.
+FedCollab's comparison calls the method FedCluster and publishes no settings. The preset `fedcluster` has relative
+thresholds and gamma_max = .7 (halves whose most similar updates are orthogonal). We chose them by the groups that they
+find, not by accuracy: on FedCollab's label shift they find the three planted groups on Fashion-MNIST, and on digits
+large and small clients.
+
+A client that no round met follows the tree of cuts, as in the paper. At each cut of its cluster it trains from the
+model before the cut and joins the half to which its update has the larger cosine similarity.
+
+Deviations:
+- If not all clients take part, absent members of a cluster stay with the half that has more samples.
+- In the tree an update is compared with the mean update of each half, so that a cut stores one model and one vector.
+  The paper compares it with each member's update and takes the most similar.
+
+Batch normalisation: statistics do not count in norms and cosines. Within a cluster they are shared and averaged.
 """
 
 from __future__ import annotations
@@ -56,15 +63,15 @@ class CFL(Coalitions):
     Upload: * [...]
     """
 
-    eps1: float = at_least(0, 0.4)  # a cluster's mean update is below this before it splits
-    eps2: float = at_least(0, 1.6)  # and the largest of its clients' updates above this
+    eps1: float = at_least(0, 0.4)  # a cluster splits if its mean update is shorter than this ...
+    eps2: float = at_least(0, 1.6)  # ... and the longest update of its clients is longer than this
     gamma_max: float = share(0.0)  # least separation sqrt((1 - alpha) / 2) of the halves
     relative: bool = False  # eps1 and eps2 are in units of the cluster's largest mean update so far
-    # of the bipartition: "single" (Algorithm 1) or "complete" (code)
+    # linkage of the bipartition: "single" (Algorithm 1) or "complete" (code)
     linkage: str = one_of("single", "complete")
     warmup: int = at_least(0, 0)  # rounds before the first split
-    uniform: bool = added(False)  # clients count alike in means, not by their samples
-    smallest: int = added(at_least(2, 2))  # members that a cluster needs to be split
+    uniform: bool = added(False)  # true: means count clients equally, not by their samples
+    smallest: int = added(at_least(2, 2))  # least number of members of a cluster that splits
 
     paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2021"
 
@@ -142,7 +149,7 @@ class CFL(Coalitions):
         return {**server, "coalition": coalition, **trees.join(base=grown), **cuts}
 
     def _way(self, updates: Tensor, sizes: Tensor, leaving: Tensor) -> Tensor:
-        """Return where those go who leave a cluster [P]: their mean update less that of the others, both of length 1.
+        """Return the direction [P] of a cut: the leaving clients' mean update minus the others', both of length 1.
 
         Of `updates` [M, P], `sizes` [M] and `leaving` [M].
         """

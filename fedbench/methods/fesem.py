@@ -1,18 +1,24 @@
 """FeSEM: Long et al., Multi-Center Federated Learning: Clients Clustering for Better Personalization, WWW J. 2022.
 
-Stochastic EM on sum_i sum_k r_ik ||W_i - V_k||^2, assignments r, centres V: a client belongs to the centre nearest to
-its model W_i (E step), a centre is the mean of its clients' models (M step), and clients train on from their centre.
-Centres are drawn at random (`drawn`), and with them the first assignment. If all their weights are, they are farther
-apart than training moves a model: a client's stays nearest to the centre that it was trained from, and none leaves (of
-a pretrained model the head alone is drawn). Better, and not the paper's: centres that start alike (`drawn` false), from
-random clusters or from k-means of what `pretrain_rounds` of training alone make of the clients' models. k = 4 is
-chosen, as FedCollab's comparison gives none.
-Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
-that all centres may start from the initial weights. So a client is assigned by centres that already hold its own model
-of the round: it leaves later than in the paper, and one that outweighs the others of its cluster hardly ever.
-The paper has no rule for a client that no round met. Ours is an E step with W_i trained from each centre in turn: the
-client takes the centre to which its model stays nearest, argmin_k ||W_ik - V_k||.
-Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
+Stochastic EM on sum_i sum_k r_ik ||W_i - V_k||^2 with assignments r and centres V. A client belongs to the centre
+nearest to its model W_i (E step). A centre is the mean of its clients' models (M step). Clients continue to train from
+their centre.
+
+Centres start from random draws (`drawn`), and so does the first assignment. If all weights of the centres are drawn,
+centres are farther apart than training moves a model. A client's model then stays nearest to the centre that it trains
+from, and no client moves. (Of a pretrained model only the head is drawn.) Centres that start equal (`drawn` false) work
+better, but are not the paper's. Their clusters start at random, or by k-means of the models that `pretrain_rounds` of
+training alone give. FedCollab's comparison does not state k; we chose k = 4.
+
+Deviations:
+- Means are weighted by size, as in FedAvg.
+- A round's clients are first averaged and then assigned anew, so that all centres may start from the initial weights. A
+  client is thus assigned by centres that already contain its own model of the round. It moves later than in the paper,
+  and a client that outweighs the others of its cluster hardly ever moves.
+- The paper has no rule for a client that no round met. Ours is an E step with W_i trained from each centre in turn: the
+  client takes the centre to which its model stays nearest, argmin_k ||W_ik - V_k||.
+
+Batch normalisation: statistics do not count in distances. Within a cluster they are shared and averaged.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FeSEM(Coalitions):
-    """Clients move to the centre that is nearest to their model, FedAvg's rounds move the centres.
+    """Clients move to the centre that is nearest to their model; FedAvg's rounds move the centres.
 
     Server: coalition [N]; base/* [k, ...]
     Memory: nothing
@@ -47,13 +53,13 @@ class FeSEM(Coalitions):
     Upload: * [...]
     """
 
-    k: int = at_least(1, 4)  # centres
+    k: int = at_least(1, 4)  # number of centres
 
-    # rounds each client trains alone before the first assignment; 0: at random
+    # rounds that each client trains alone before the first assignment; 0: it is random
     pretrain_rounds: int = at_least(0, 1)
-    # weights that distances are over, see Task.select
+    # weights that the distances compare, see Task.select
     compared: tuple[str, ...] = added(selectors(("*",), among="weights"))
-    drawn: bool = added(False)  # each centre's weights are drawn anew; needs a random first assignment
+    drawn: bool = added(False)  # true: each centre has its own random weights; needs a random first assignment
 
     paper: ClassVar[str] = "Long et al., WWW Journal 2022"
 

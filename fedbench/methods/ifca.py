@@ -1,11 +1,11 @@
 """IFCA: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
 
-Algorithm 1 (model averaging): the server sends all k models; client i takes the one with the least loss on its training
-data, argmin_j F_i(theta_j), trains it and returns it with j; the server averages the models returned under each j.
-Models start from independent draws. Chosen, as FedCollab's comparison gives none: k = 4, its number of client types.
-A client that no round met takes its model in the same way.
-Deviations: averages are weighted by size, as FedAvg's; a client is scored by the model it would take now.
-Batch normalisation: each of the k models has its own statistics; losses are compared in evaluation mode.
+Algorithm 1 (model averaging): the server sends all k models. Client i takes the one with the least loss on its training
+data, argmin_j F_i(theta_j), trains it and returns it with j. The server averages the models returned under each j. The
+models start from independent draws. FedCollab's comparison does not state k; we chose k = 4, its number of client
+types. A client that no round met takes its model in the same way.
+Deviations: averages are weighted by size, as in FedAvg. A client is scored by the model that it would take now.
+Batch normalisation: each of the k models has its own statistics. Losses are compared in evaluation mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IFCA(Method):
     Upload: * [...]; choice []
     """
 
-    k: int = at_least(1, 4)  # models
+    k: int = at_least(1, 4)  # number of models
 
     family: ClassVar[str] = "clustered"
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"

@@ -26,7 +26,7 @@ from fedbench.models.task import Task
 class Oracle(Coalitions):
     """The user gives the coalition of each client.
 
-    Server: coalition [N]; base/** [M, ...], a base server each
+    Server: coalition [N]; base/** [M, ...], the base servers
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's

@@ -42,7 +42,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import Array, Coalitions, by_client, server_of, server_of_groups
 from fedbench.methods.parts.features import NEGLIGIBLE
 
-LEAST = NEGLIGIBLE**0.5  # of the largest singular value: below it a direction is rounding
+LEAST = NEGLIGIBLE**0.5  # directions below this share of the largest singular value are rounding
 LINKAGES = {"average": "weighted", "maximum": "complete", "minimum": "single"}  # the code's name: scipy's
 # of a point's distances from a cluster's members
 NEAR: dict[str, Callable[[Array], Any]] = {"average": np.mean, "maximum": np.max, "minimum": np.min}
@@ -50,7 +50,7 @@ NEAR: dict[str, Callable[[Array], Any]] = {"average": np.mean, "maximum": np.max
 
 @dataclass(frozen=True)
 class PACFL(Coalitions):
-    """Clients grouped once by the angles between the subspaces of their samples, FedAvg in each group.
+    """Clients are grouped once by the angles between the subspaces of their samples, with FedAvg in each group.
 
     Server: coalition [N]; base/* [M, ...]
     Memory: nothing
@@ -58,11 +58,11 @@ class PACFL(Coalitions):
     Upload: * [...]
     """
 
-    p: int = at_least(1, 3)  # singular vectors of each class
-    threshold: float = finite(4.9)  # largest distance of two clusters that are merged, degrees; below 0: each alone
-    # between two clients: of a "columns" pair, "signed" as in the code, or "principal" of the spans
+    p: int = at_least(1, 3)  # number of singular vectors of each class
+    threshold: float = finite(4.9)  # largest distance of two merged clusters, degrees; below 0: no merges
+    # angle of two clients: of a pair of "columns", "signed" as in the code, or "principal" of the spans
     angle: str = one_of("columns", "signed", "principal")
-    linkage: str = one_of("average", "maximum", "minimum")  # of clusters, as the code calls them
+    linkage: str = one_of("average", "maximum", "minimum")  # linkage of clusters, by the code's names
 
     paper: ClassVar[str] = "Vahidian et al., AAAI 2023"
     unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "compares the samples of each class"}

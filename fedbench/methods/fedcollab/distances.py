@@ -1,6 +1,6 @@
 """FedCollab's pairwise distances: Algorithm 1 for all pairs of clients at once (Bao et al., ICML 2023).
 
-For clients i and j a discriminator learns, federatedly, which of the two a sample (x, y) comes from; its balanced
+For clients i and j a discriminator learns in a federated way which of the two a sample (x, y) comes from. Its balanced
 validation accuracy a gives the distance D_ij. As a plain loop:
 
     for each pair of clients i < j:
@@ -12,21 +12,22 @@ validation accuracy a gives the distance D_ij. As a plain loop:
         a = (share of i's validation samples that w calls class 1 + share of j's that it calls class 0) / 2
         D_ij = D_ji = max(0, 2 a - 1)  # not below 0: the solver of the authors' code
 
-Here `train_discriminators` takes the pairs in chunks, `_train_chunk` has the rounds, and `Discriminators.step` is the
+`train_discriminators` takes the pairs in chunks, and `_train_chunk` runs the rounds. `Discriminators.step` makes the
 two clients' steps and their mean for all pairs of a chunk as one product.
 
-Paper and code differ in when that accuracy is read:
-- `report` "last": Algorithm 1 trains T rounds and reads w^T once. T is nowhere stated; the 17.8 % of traffic
-  in Appendix B.4 (19 discriminators of 105,001 parameters against 11,181,642) holds for T = FL rounds = 200.
-- `report` "best": the code reads it after rounds 1, 11, 21, ..., stops after ten checks without gain or 2000
-  rounds, and keeps the maximum. A maximum over noisy checks is biased upwards, with 7 validation samples a
-  client visibly. Which draws of Fashion-MNIST's label shift either solves as published is counted in
-  results/evidence/coalitions.csv. The distances that the authors publish (.17 within a type of
-  small clients, .29 across) are nearer to "best" (.11, .32 on their partition) than to "last" (.06, .21).
-Where the paper is silent the code is followed: a client trains on m_train samples, half the smallest client's,
-stratified by label, and validates on the rest; one batch a client and round.
-Deviations: the split has exactly m_train samples (the code rounds label by label; the same wherever the shares
-are whole, as in label shift); batches and initial weights are keyed by (seed, pair), not by what ran before.
+Paper and code differ in when the accuracy is read:
+- `report` "last": Algorithm 1 trains T rounds and reads w^T once. The paper does not state T. The 17.8 % of traffic in
+  Appendix B.4 (19 discriminators of 105,001 parameters against 11,181,642) are right for T = FL rounds = 200.
+- `report` "best": the code reads it after rounds 1, 11, 21, ..., stops after ten checks without gain or 2000 rounds,
+  and keeps the maximum. A maximum over noisy checks is biased upwards, visibly so with 7 validation samples on each
+  client. results/evidence/coalitions.csv counts the draws of Fashion-MNIST's label shift that each setting solves as
+  published. The authors' published distances (.17 within a type of small clients, .29 across) are nearer to "best"
+  (.11, .32 on their partition) than to "last" (.06, .21).
+
+Where the paper is silent, this follows the code. A client trains on m_train samples, half of the smallest client's,
+stratified by label, and validates on the others. Each client has one batch in a round.
+Deviations: the split has exactly m_train samples. The code rounds for each label, which is the same if the shares are
+whole, as in label shift. Batches and initial weights are keyed by (seed, pair), not by earlier draws.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Meter
 
-BLOCK = 1024  # validation rows a product on a CPU: [BLOCK, H] floats stay in its second-level cache
+BLOCK = 1024  # validation rows of a product on a CPU, whose [BLOCK, H] floats fit into the second-level cache
 WORK_BYTES = 512 * 2**20  # pairs are trained in chunks whose tensors stay under this; no result depends on it
 
 
@@ -60,11 +61,11 @@ class DiscriminatorConfig(Component):
     section: ClassVar[str] = "method.discriminator"
 
     hidden: int = at_least(1, 200)  # width of the hidden layer
-    rounds: int = at_least(1, 200)  # T, federated rounds a pair; the code: at most 2000, with report "best"
-    batch: int = at_least(1, 32)  # samples a client and round (all that it trains on where these are fewer)
-    lr: float = positive(0.01)  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
-    label_weight: float = at_least(0, 2.0)  # omega: how much the label's half of the first layer counts
-    # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
+    rounds: int = at_least(1, 200)  # T, federated rounds of a pair; the code: at most 2000, with report "best"
+    batch: int = at_least(1, 32)  # samples of a client in a round (all its training samples if these are fewer)
+    lr: float = positive(0.01)  # learning rate of SGD; the paper's label / feature / concept shift: .01 / .01 / .05
+    label_weight: float = at_least(0, 2.0)  # omega, weight of the label's half of the first layer
+    # the accuracy is read once after all rounds ("last", Algorithm 1), or from the "best" check (code)
     report: str = one_of("last", "best")
     check_every: int = at_least(1, 10)  # "best" only: rounds between checks on the validation samples
     # "best" only: checks without gain that end a pair; 0 never ends one early
@@ -81,9 +82,9 @@ class DiscriminatorConfig(Component):
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances between clients, and what they took; see `train_discriminators`."""
+    """Distances between clients and the rounds that they took; see `train_discriminators`."""
 
-    matrix: npt.NDArray[np.float64]  # [N, N] symmetric, zero diagonal; NaN where a pair was not asked for
+    matrix: npt.NDArray[np.float64]  # [N, N] symmetric, zero diagonal; NaN for pairs that are not requested
     pairs: npt.NDArray[np.int64]  # [P, 2]
     rounds_used: npt.NDArray[np.int64]  # [P] federated rounds until the check that ended the pair
 
@@ -348,7 +349,7 @@ class Discriminators:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The shared part of all discriminators: the rows phi of every sample and their image under W0."""
+    """The part that all discriminators share: the rows phi of every sample and their image under W0."""
 
     phi: Tensor  # [n, F]
     base: Tensor  # [n, H] = phi W0

@@ -2,17 +2,19 @@
 
 (1) Algorithm 1: a discriminator for every pair of clients estimates the distance D_ij of their distributions.
 (2) Algorithm 2: coalitions minimise Eq. 10 (its first line; the square in the second is a slip).
-(3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
-A client of `newcomers` joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2), and until then is one of
-its own. One that no round met (protocol.unseen) has its distances to the others measured when training is over, and
-joins the one of their coalitions that minimises Eq. 10.
-Table 3's ablations: `quantities` or `distances` false.
-The paper does not say how the discriminators' images are scaled; the authors' code normalises them (`inputs`). The
-default, pixels in [0, 1], was chosen for its outcome: it gives label shift's published coalitions for the partitions of
-all seeds 0-4, normalised inputs for three of the five, as does fedcollab_code. On the authors' own partition all three
-give them, for seeds 0-4. On CIFAR the authors' discriminators see a frozen ResNet-18's features: on pixels of
-feature shift there are four coalitions, not the published three, so there rows of the paper's tables take the authors'
-distances (`packaged`), which cost no round.
+(3) Any method, `base`, runs inside each coalition, with one of its servers for each and its client hooks unchanged.
+
+A client of `newcomers` joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2). Until then it is its own
+coalition. For a client that no round met (protocol.unseen), the distances to the others are measured after training. It
+joins the one of their coalitions that minimises Eq. 10. Table 3's ablations are `quantities` or `distances` false.
+
+The paper does not say how the discriminators' images are scaled. The authors' code normalises them (`inputs`). We chose
+the default, pixels in [0, 1], for its outcome: it gives label shift's published coalitions for the partitions of all
+seeds 0-4. Normalised inputs give them for three of the five, and so does fedcollab_code. On the authors' own partition
+all three give them for seeds 0-4.
+On CIFAR the authors' discriminators see the features of a frozen ResNet-18. On pixels of feature shift there are four
+coalitions instead of the published three. So these rows of the paper's tables take the authors' distances (`packaged`),
+which cost no round.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ Floats = npt.NDArray[np.float64]
 class FedCollab(Coalitions):
     """Coalitions found before training, and a method inside each.
 
-    Server: coalition [N]; base/** [M, ...], a base server each; distances [N, N]
+    Server: coalition [N]; base/** [M, ...], the base servers; distances [N, N]
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's
@@ -58,14 +60,14 @@ class FedCollab(Coalitions):
 
     base: Any = field(default_factory=default_base)  # the method inside
     C: float = at_least(0, 10.0)  # capacity constant of Eq. 7; the paper: 10, concept shift 8
-    restarts: int = at_least(1, 100)  # runs of Algorithm 2, the best kept
+    restarts: int = at_least(1, 100)  # runs of Algorithm 2, of which the best is kept
     quantities: bool = True  # false: solve as if all clients had equally many samples
     distances: bool = True  # false: solve as if all pairs were at the mean distance
-    inputs: str = one_of("unit", "normalised")  # of the discriminators: pixels in [0, 1], or as the model's
-    # the distances that the authors publish for this scenario's partition of seed 0, in place of discriminators
+    inputs: str = one_of("unit", "normalised")  # discriminators see pixels in [0, 1] ("unit"), or the model's inputs
+    # a scenario, whose partition of seed 0 has distances by the authors; they replace the discriminators
     packaged: str | None = added(one_of(None, *authors.SCENARIOS))
     newcomers: tuple[int, ...] = at_least(0, ())  # clients that train alone until `join_round`
-    join_round: int = at_least(0, 0)
+    join_round: int = at_least(0, 0)  # round in which newcomers join a coalition
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
 
     paper: ClassVar[str] = "Bao et al., ICML 2023"

@@ -3,9 +3,9 @@
 For client sizes n, distances D and a coalition K with m_K = sum of n over K, Eq. 10 sums over coalitions
     f(K) = |K| C / sqrt(m_K) + Q_K / m_K,    Q_K = sum_{i,j in K} n_j D_ij,
 because alpha_ij = n_j / m_K inside K gives sqrt(sum_j alpha_ij^2 / beta_j) / sqrt(m) = 1 / sqrt(m_K). (The
-second line of Eq. 10 squares that norm, which is a slip.) So |K|, m_K and Q_K are all a move needs: client k
-joining K adds sum_{j in K} G_kj to Q_K, with G_kj = n_j D_kj + n_k D_jk, and one weighted bincount scores
-every coalition in O(N). The restarts run in lockstep as rows of the same arrays.
+second line of Eq. 10 squares that norm, which is a slip.) So a move needs only |K|, m_K and Q_K: if client k
+joins K, Q_K grows by sum_{j in K} G_kj with G_kj = n_j D_kj + n_k D_jk. One weighted bincount scores every
+coalition in O(N). The restarts run in lockstep as rows of the same arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedbench.methods.parts.clustered import size_weights
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TOLERANCE = 1e-10  # a move must lower Eq. 10 by this share of its largest value: rounding cannot cycle
+TOLERANCE = 1e-10  # a move must lower Eq. 10 by this share of its largest value, so that rounding makes no cycles
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Bases of methods that run another method inside, and of those that do so in coalitions of clients.
 
-`WrapperMethod` has the inner method's client hooks; a subclass gives the servers. `Coalitions` splits the clients and
-has one of the inner method's servers a coalition. Its leaves are `coalition` [N] and, in namespace `base`, the inner
-servers [K, ...]; K may grow. `coalition` is read on the host, and stays there once it is. A client that no round met is
-placed in one of them, which changes nothing for the others. Below them: groups of clients by their models.
+`WrapperMethod` has the inner method's client hooks; a subclass defines the servers. `Coalitions` splits the clients and
+has one inner server for each coalition. Its leaves are `coalition` [N] and, in the namespace `base`, the inner servers
+[K, ...]; K may grow. `coalition` is read on the host and then stays there. A client that no round met is placed in one
+of the coalitions, which changes nothing for the others. The rest of the file groups clients by their models.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fedbench.models.task import Task
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
-STARTS = 32  # most seedings of k-means
-PASSES = 100  # most reassignments
-SAME = 1e-12  # least gain in inertia that makes a solution better, relative
+STARTS = 32  # largest number of seedings of k-means
+PASSES = 100  # largest number of reassignments
+SAME = 1e-12  # least relative gain in inertia of a better solution
 
 
 def default_base() -> Mapping[str, Any]:
-    """Return the method inside unless another is chosen, as `method/base=NAME`."""
+    """Return the default method inside; `method/base=NAME` chooses another."""
     return {"name": "fedavg"}
 
 
 @dataclass(frozen=True)
 class WrapperMethod(Method):
-    """A method inside another: the field `base`, or what `inner` is overridden with; a subclass gives the servers."""
+    """A method inside another: the field `base`, or an overridden `inner`; a subclass defines the servers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +111,7 @@ class WrapperMethod(Method):
     # ---- what several servers of the inner method have, put together
 
     def combined_rows(self, servers: Mapping[int, Tree], group: Tensor, population: Population) -> Tensor | None:
-        """Return the inner method's W [N, N], row i as in `servers[group[i]]` (`group` [N]); None where it has none."""
+        """Return the inner method's W [N, N], row i from `servers[group[i]]` (`group` [N]); None if it has none."""
         W = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         for k, server in servers.items():
             matrix = self.inner.collaboration(server, population)
@@ -121,14 +121,14 @@ class WrapperMethod(Method):
         return W
 
     def combined_records(self, servers: Mapping[str, Tree]) -> Mapping[str, Tensor]:
-        """Return what the inner method keeps of each of `servers`, under its name and the server's."""
+        """Return the inner method's records of each of `servers`, named by record and server."""
         records = {key: self.inner.record(server) for key, server in servers.items()}
         return {name + key: leaf for key, record in records.items() for name, leaf in record.items()}
 
 
 @dataclass(frozen=True)
 class Coalitions(WrapperMethod):
-    """A method inside each coalition of clients; a subclass says which clients are together."""
+    """A method inside each coalition of clients; a subclass defines the coalitions."""
 
     family: ClassVar[str] = "clustered"
 
@@ -139,10 +139,10 @@ class Coalitions(WrapperMethod):
         return {"coalition": coalition, **copies(server, 1)}, memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Group the clients; those that no round met get a place in the groups that there are.
+        """Group the clients; clients that no round met are placed in the existing groups.
 
         Raises:
-            IndexError: nobody can say which place, or the method inside has coalitions itself.
+            IndexError: the method has no rule for their place, or the method inside has coalitions itself.
         """
         late = preparation.everyone
         if bool(torch.isin(late.ids, late.served).all()):
@@ -157,18 +157,18 @@ class Coalitions(WrapperMethod):
         return {**server, "coalition": coalition}, memory
 
     def group(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Return state and memory with the coalitions that are found before training; by default none are."""
+        """Return state and memory with the coalitions found before training; by default there are none."""
         return server, memory
 
     def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
-        """Return the coalition of each client of the preparation, int64 [C], whoever else is placed with it."""
+        """Return the coalition of each client of the preparation, int64 [C], independent of the other clients."""
         raise IndexError("coalitions are of clients that took part")
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """Return each client's row of the inner method's W, among the members of its coalition, [N, N].
 
-        Where the inner method averages, W_ij = n_j / n of the coalition (FedCollab's A, Eq. 9), or by what else it
-        weighs clients.
+        If the inner method averages, W_ij = n_j / n of the coalition (FedCollab's A, Eq. 9), or the method's other
+        weights of clients.
         """
         coalition = server["coalition"].cpu()
         rows = self.combined_rows(self._servers(server), coalition, population)
@@ -179,7 +179,7 @@ class Coalitions(WrapperMethod):
         return None if shares is None else torch.from_numpy(size_weights(coalition.numpy(), shares.numpy()))
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Return what the inner method keeps, of each coalition: `name:k` of number k."""
+        """Return the inner method's records of each coalition: `name:k` for number k."""
         return self.combined_records({f":{k}": own for k, own in self._servers(server).items()})
 
     def _servers(self, server: Tree) -> dict[int, Tree]:
@@ -192,7 +192,7 @@ class Coalitions(WrapperMethod):
         """Send each client what its coalition's server sends.
 
         Raises:
-            IndexError: one is of no coalition, as no round met it and `prepare` did not place it; there are several.
+            IndexError: there are several coalitions and a client has none: no round met it, `prepare` did not place it.
         """
         coalition = server["coalition"].cpu()
         if coalition.any() and not torch.isin(cohort.ids, cohort.served).all():
@@ -207,7 +207,7 @@ class Coalitions(WrapperMethod):
         return {key: _merged([(chosen, part[key]) for chosen, part in parts]) for key in parts[0][1]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Give each coalition's server its own members' uploads; one without a member in the cohort waits."""
+        """Give each coalition's server its members' uploads; a server without a member in the cohort stays."""
         coalition = server["coalition"].cpu()
         members = coalition[cohort.ids]
         base = trees.under(server, "base")
@@ -228,7 +228,7 @@ def server_of_groups(server: Tree, coalition: npt.NDArray[np.int64], count: int)
 
 
 def copies(server: Tree, count: int) -> Tree:
-    """Return `count` copies of an inner server: leaves base/* [K, ...], not yet memory of their own."""
+    """Return `count` copies of an inner server: leaves base/* [K, ...] that still share memory."""
     return trees.join(base=trees.expand(server, count))
 
 
@@ -257,7 +257,7 @@ def by_client(samples: Batch, population: Population) -> list[Batch]:
 
 
 def _merged(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return one leaf [C, ...] of several: of each (mask [C], leaf) the rows in order, where its mask is true."""
+    """Merge leaves into one [C, ...]: the rows of each (mask [C], leaf) go in order where its mask is true."""
     rows: list[Tensor] = []
     index = torch.empty(len(parts[0][0]), dtype=torch.int64)
     begin = 0
@@ -286,7 +286,7 @@ def size_weights(groups: npt.ArrayLike, sizes: npt.ArrayLike) -> Array:
 def cluster_local_models(
     preparation: Preparation, message: Tree, memory: Tree, k: int, rounds: int, compared: tuple[str, ...]
 ) -> npt.NDArray[np.int64]:
-    """Return which of `k` groups each client is in, [N]: k-means of models that each client trains alone for `rounds`.
+    """Return each client's group out of `k`, [N]: k-means of models that the clients train alone for `rounds`.
 
     The models' distances and the groups are kept with the run.
     """
@@ -299,9 +299,9 @@ def cluster_local_models(
 
 
 def least_moved(preparation: Preparation, server: Tree, memory: Tree, compared: tuple[str, ...]) -> Tensor:
-    """Return the coalition to whose model each client stays nearest in one local work from it, [C].
+    """Return the coalition [C] whose model moves least in one local work of the client.
 
-    Distances are of the `compared` weights.
+    Distances compare the `compared` weights.
     """
     base, apart = trees.part(server, "base"), []
     for k in range(len(next(iter(base.values())))):
@@ -334,8 +334,8 @@ def distances(points: Array) -> Array:
 def kmeans(points: Array, count: int) -> Labels:
     """Return the group of each of `points` [N, d] by Lloyd's algorithm, the best of several seedings; `count` at most.
 
-    Nothing is drawn: seedings are farthest-first traversals from points near to and far from the mean, so that
-    the points' order permutes the result only.
+    There are no random draws: seedings are farthest-first traversals from points near to and far from the mean.
+    So the points' order only permutes the result.
     """
     depth = np.argsort(((points - points.mean(0)) ** 2).sum(1), kind="stable")
     firsts = depth[np.unique(np.linspace(0, len(points) - 1, min(STARTS, len(points))).round().astype(int))]
