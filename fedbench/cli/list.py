@@ -94,6 +94,12 @@ GROUPS = (
         "fedavgm fedadagrad fedadam",
     ),
     Kind(
+        "robust servers",
+        "nothing: all clients share one model, of which a few uploads cannot move the average far",
+        "some clients that are faulty, or attack",
+        "robust",
+    ),
+    Kind(
         "adaptation",
         "the global model, fitted to the client's samples when it is used",
         "clients that join later, or that can keep nothing between rounds",

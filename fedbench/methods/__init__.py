@@ -84,6 +84,7 @@ METHODS: Registry[Method] = Registry(
         "pfedhn": "fedbench.methods.pfedhn:PFedHN",
         "pfedme": "fedbench.methods.pfedme:PFedMe",
         "pfedsim": "fedbench.methods.pfedsim:PFedSim",
+        "robust": "fedbench.methods.robust:Robust",
         "scaffold": "fedbench.methods.scaffold:Scaffold",
         "sosicfl": "fedbench.methods.sosicfl:SosicFL",
         "sosicfl_plus": "fedbench.methods.sosicfl:SosicFLPlus",

@@ -27,10 +27,8 @@ from torch import Tensor
 from fedbench.config.fields import at_least, positive, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock, Cohort, Conformance, Preparation
-from fedbench.engine.method import Method
+from fedbench.engine.contract import Clock, Cohort, Conformance
 from fedbench.methods.parts.clustered import WrapperMethod, default_base
 from fedbench.models.task import Task
 
@@ -50,11 +48,7 @@ class FedOpt(WrapperMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.inner).aggregate is not Method.aggregate:
-            raise ConfigError(
-                f"method.base: the server of {type(self.inner).__name__} does more than average; "
-                f"{type(self).__name__} takes fedavg, fedprox, finetune, fedper, fedrep, ditto and the like"
-            )
+        self.require_average()
 
     # ---- what a subclass says
 
@@ -83,16 +77,10 @@ class FedOpt(WrapperMethod):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start as the method inside, with a state for each of its server's weights."""
-        base, memory = self.inner.init(task, population, generator)
+        server, memory = super().init(task, population, generator)
+        base = trees.under(server, "base")
         states = {name: self.begin(leaf) for name, leaf in base.items() if name in task.parameters}
-        return trees.join(base=base, step=trees.join(**states)), memory
-
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        base, memory = self.inner.prepare(preparation, trees.under(server, "base"), memory)
-        return {**server, **trees.join(base=base)}, memory
-
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        return self.inner.send(trees.under(server, "base"), cohort)
+        return {**server, **trees.join(step=trees.join(**states))}, memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Step what the method inside would average; what is no weight is averaged."""
@@ -104,15 +92,6 @@ class FedOpt(WrapperMethod):
                 moved[name] = base[name] + self.server_lr * step
                 stepped |= trees.join(**{name: state})
         return trees.join(base={**base, **moved}, step=stepped)
-
-    def common(self, server: Tree, task: Task) -> Tree | None:
-        return self.inner.common(trees.under(server, "base"), task)
-
-    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        return self.inner.collaboration(trees.under(server, "base"), population)
-
-    def record(self, server: Tree) -> Mapping[str, Tensor]:
-        return self.inner.record(trees.under(server, "base"))
 
 
 @dataclass(frozen=True)

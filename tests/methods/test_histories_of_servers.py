@@ -1267,6 +1267,7 @@ APART = {
     "ifca",
     "local",
     "pfedhn",
+    "robust",
 }  # models are no averages
 UNLIKE = {
     *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "feddistill", "fedgh", "fediot"),

@@ -1,9 +1,10 @@
 """Bases of methods that run another method inside, and of those that do so in coalitions of clients.
 
-`WrapperMethod` has the inner method's client hooks; a subclass defines the servers. `Coalitions` splits the clients and
-has one inner server for each coalition. Its leaves are `coalition` [N] and, in the namespace `base`, the inner servers
-[K, ...]; K may grow. `coalition` is read on the host and then stays there. A client that no round met is placed in one
-of the coalitions, which changes nothing for the others. The rest of the file groups clients by their models.
+`WrapperMethod` has the inner method's client hooks and one inner server; a subclass changes the server. `Coalitions`
+splits the clients and has one inner server for each coalition. Its leaves are `coalition` [N] and, in the namespace
+`base`, the inner servers [K, ...]; K may grow. `coalition` is read on the host and then stays there. A client that no
+round met is placed in one of the coalitions, which changes nothing for the others. The rest of the file groups clients
+by their models.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def default_base() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class WrapperMethod(Method):
-    """A method inside another: the field `base`, or an overridden `inner`; a subclass defines the servers."""
+    """A method inside another: the field `base`, or an overridden `inner`; a subclass changes the server."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +108,40 @@ class WrapperMethod(Method):
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         return self.inner.adapt(local, clock)
+
+    def require_average(self) -> None:
+        """Refuse a method inside whose server does more than average.
+
+        Raises:
+            ConfigError: names it, and some that only average.
+        """
+        if type(self.inner).aggregate is not Method.aggregate:
+            raise ConfigError(
+                f"method.base: the server of {type(self.inner).__name__} does more than average; "
+                f"{type(self).__name__} takes fedavg, fedprox, finetune, fedper, fedrep, ditto and the like"
+            )
+
+    # ---- one server of the inner method, in the namespace `base`
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        base, memory = self.inner.init(task, population, generator)
+        return trees.join(base=base), memory
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        base, memory = self.inner.prepare(preparation, trees.under(server, "base"), memory)
+        return {**server, **trees.join(base=base)}, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        return self.inner.send(trees.under(server, "base"), cohort)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        return self.inner.common(trees.under(server, "base"), task)
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
+        return self.inner.collaboration(trees.under(server, "base"), population)
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        return self.inner.record(trees.under(server, "base"))
 
     # ---- what several servers of the inner method have, put together
 
