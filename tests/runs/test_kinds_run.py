@@ -99,6 +99,16 @@ def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
     assert setup.task.modality_of(setup.everyone).tolist() == [0, 0, 1, 1]
 
 
+def test_networks_dealt_in_turn_read_the_same_samples() -> None:
+    given = ["dataset=digits", "dataset.limit=200", "partition=homo", "partition.num_clients=6", "model=mixed"]
+    setup = build(resolve(compose([*given, "method=fml"])))
+    assert setup.task.modality_of(setup.everyone).tolist() == [0, 1, 2, 3, 0, 1]
+    assert len(setup.modalities) == 4
+    assert all(each.federation is setup.federation for each in setup.modalities)
+    with pytest.raises(ConfigError, match=r"^Ditto .*, but clients have 4 different networks; choose one of"):
+        resolve(compose([*given, "method=ditto"]))
+
+
 def test_keys_tell_networks_and_readings_apart() -> None:
     variants = ([], ["model.divide=each"], ["model.clients=[1,3]"], ["model.kinds.text.vocabulary=300"])
     assert len({config("method=fedavg", *each).key for each in variants}) == 4
