@@ -151,7 +151,7 @@ class CFL(Coalitions):
     def _way(self, updates: Tensor, sizes: Tensor, leaving: Tensor) -> Tensor:
         """Return the direction [P] of a cut: the leaving clients' mean update minus the others', both of length 1.
 
-        Of `updates` [M, P], `sizes` [M] and `leaving` [M].
+        It is computed from `updates` [M, P], `sizes` [M] and `leaving` [M].
         """
         halves = sent(torch.stack([leaving, ~leaving]) * sizes, updates.device) @ updates
         leave, stay = functional.normalize(halves, eps=torch.finfo(halves.dtype).tiny)

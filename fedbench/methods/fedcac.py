@@ -70,7 +70,7 @@ class FedCAC(Mixing):
     # ---- server
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> dict[str, Tensor]:
-        """Return W [C, C]: equal weights of a client and those whose critical entries overlap its own enough."""
+        """Return W [C, C]: equal weights of a client and of all whose critical entries overlap enough with its own."""
         overlap = overlaps(trees.under(uploads, "critical"))
         alone = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
         if len(overlap) == 1:

@@ -200,7 +200,7 @@ def _rows(uploads: Tree, name: str) -> Tree:
 def partners(rows: Tensor, counts: Tensor, eps: float, by_samples: bool) -> Tensor:
     """Return M [K, C, C], row-stochastic: M_kij is the weight of client j's row of class k in client i's next one.
 
-    Of classifiers' `rows` [C, K, P] and samples of each class `counts` [C, K]; who lacks a class keeps its own row.
+    `rows` [C, K, P] are of classifiers, `counts` [C, K] samples of each class. A client without samples keeps its row.
     """
     from scipy.sparse.csgraph import connected_components
 

@@ -62,7 +62,7 @@ class FedCP(Method):
     paper: ClassVar[str] = "Zhang et al., KDD 2023"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Return one model, whose head is on the server and every client, and a policy as of torch's layers."""
+        """Return one model, its head on the server and every client, and a policy with torch's initial weights."""
         head, body = task.split(task.init(generator), ("@head",))
         width = math.prod(task.shape_before(task.boundary))
         scale = {"scale": torch.ones(2 * width), "shift": torch.zeros(2 * width)}

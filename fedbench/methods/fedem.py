@@ -72,7 +72,7 @@ class FedEM(Method):
         }
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Average each component; if `damped`, with what the clients that were not drawn have."""
+        """Average each component; if `damped`, clients that are not drawn count with the last one."""
         drawn = float(cohort.sizes.sum() / cohort.population.sizes[cohort.served].sum()) if self.damped else 1.0
         mean = cohort.mean(trees.join(component=trees.part(uploads, "component")))
         return {**server, **{name: server[name].lerp(leaf, drawn) for name, leaf in mean.items()}}
@@ -89,7 +89,7 @@ class FedEM(Method):
         return {**self._models(client.message), **self.expected(sums, counts)}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Train the models: what the E-step found stays, under weight decay too."""
+        """Train only the models, so that weight decay does not change the results of the E-step."""
         return (Stage(self.loss, moves=("component/*",)),)
 
     def expected(self, sums: Tensor, counts: Tensor) -> Tree:
@@ -101,7 +101,7 @@ class FedEM(Method):
         return (client.memory["pi"].log() - self.misfit(client, batch)).softmax(1)
 
     def misfit(self, client: Client, batch: Batch) -> Tensor:
-        """Return what each received model counts against each sample, [B, M]: its loss."""
+        """Return each received model's penalty on each sample, [B, M]: its loss."""
         return self._losses(client.message, batch, client.task, train=False)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:

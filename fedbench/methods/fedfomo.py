@@ -61,7 +61,7 @@ def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
 
 
 def with_trained(models: Tree, trained: Tree) -> Tree:
-    """Return the candidates [M + 1, ...]: others' `models` [M, ...] with what they lack of `trained`, and that."""
+    """Return the candidates [M + 1, ...]: others' `models` [M, ...], completed by leaves of `trained`, and that."""
     count = len(next(iter(models.values()), []))
     others = {name: models.get(name, leaf.expand(count, *leaf.shape)) for name, leaf in trained.items()}
     return {name: torch.cat([others[name], leaf.unsqueeze(0)]) for name, leaf in trained.items()}
@@ -108,7 +108,7 @@ class FedFomo(Method):
 
     @property
     def conformance(self) -> Conformance:
-        """Who explores is drawn for each place; what is scored lies in the client's memory."""
+        """Exploration is drawn for each place in the cohort; the scored model is in the client's memory."""
         return Conformance(sends_by_cohort="who explores is drawn for each place in the cohort")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
@@ -123,7 +123,7 @@ class FedFomo(Method):
     # ---- server
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client M models [C, M, ...], and whose they are [C, M]."""
+        """Send each client M models [C, M, ...] and the ids of their clients [C, M]."""
         peers = self.peers(server["P"].cpu(), cohort)
         stored = trees.under(server, "model")
         flat = trees.take(stored, peers.flatten())
@@ -182,7 +182,7 @@ class FedFomo(Method):
         return (Stage(self.loss, fixed=("reported/*", "before/*")),)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload the model and the weights; keep the model, and what it began with."""
+        """Upload the model and the weights; keep the model and the one that its training began with."""
         model = trees.plain(work)
         _, shared = client.task.split(model, self.private)
         reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
@@ -190,7 +190,7 @@ class FedFomo(Method):
         return {**shared, **trees.join(reported=reported)}, {**model, **before}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """Return the model without what is beside it."""
+        """Return the model without other leaves."""
         return trees.plain(work)
 
     def personal(self, client: Client) -> Tree:

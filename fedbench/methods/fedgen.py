@@ -118,9 +118,9 @@ class FedGen(Method):
         return _model(client.message)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """Return what the features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`.
+        """Return the noise eps [S, B, noise] and labels y [S, B] of each step's features; `own` is eps of own samples.
 
-        Beside it the round's `decay`.
+        The round's `decay` is included.
         """
         shares = client.message["labels"]
         return {

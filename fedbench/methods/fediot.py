@@ -118,7 +118,7 @@ class FedIoT(Method):
         return (Stage(self.loss, fixed=("@head",)),)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """Return how far a sample is from what the decoder makes of its representation; labels are not looked at."""
+        """Return the error of the decoder's reconstruction from the representation; labels are not used."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         weight, bias = (work[f"decoder/{task.prefix}{name}"] for name in ("weight", "bias"))

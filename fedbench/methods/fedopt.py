@@ -64,7 +64,7 @@ class FedOpt(WrapperMethod):
 
     @property
     def family(self) -> str:  # type: ignore[override]
-        """That of the method inside: what clients have of their own does not change."""
+        """The family of the method inside, because the personal parts of clients do not change."""
         return self.inner.family
 
     @property
@@ -83,7 +83,7 @@ class FedOpt(WrapperMethod):
         return {**server, **trees.join(step=trees.join(**states))}, memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Step what the method inside would average; what is no weight is averaged."""
+        """Step the weights that the method inside would average; average all other leaves."""
         base, mean, states = trees.under(server, "base"), cohort.mean(uploads), trees.under(server, "step")
         moved, stepped = dict(mean), dict(states)
         for name in mean:

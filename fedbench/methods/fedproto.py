@@ -62,9 +62,9 @@ class ClassMeans(Method):
 
     @abstractmethod
     def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what each client receives from all class sums [N, K, d] and counts [N, K].
+        """Return each client's means from all class sums [N, K, d] and counts [N, K].
 
-        These are means [N, K, d] or [1, K, d], and as bool [N, K] or [1, K] for which classes there is one.
+        These are means [N, K, d] or [1, K, d], and a mask, bool [N, K] or [1, K], of the classes that have one.
         """
 
     @abstractmethod

@@ -162,7 +162,7 @@ class FedReMa(Method):
         return {"chosen": G, "period/on": on, "period/largest": largest}
 
     def _class_means(self, server: Tree, uploads: Tree) -> Tree:
-        """Return class means over clients; a class that nobody had keeps its latest."""
+        """Return class means over clients; a class without samples in the round keeps its latest mean."""
         counts, sums = uploads["classes/counts"], uploads["classes/sums"]  # [C, K], [C, K, d]
         if self.uniform:
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(sums.dtype)
@@ -276,7 +276,7 @@ def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
 
 
 def overwritten_in_turn(W: Tensor) -> Tensor:
-    """Return what W [C, C] comes to where client k's mixture takes the place of its model before k + 1 mixes."""
+    """Return the effective W [C, C] if client k's mixture replaces its model before client k + 1 mixes."""
     rows = torch.eye(len(W)).to(W)
     for client, own in enumerate(W):
         rows[client] = own @ rows

@@ -86,7 +86,7 @@ class FedRoD(Method):
         return task.criterion(balanced, batch) + task.criterion(personal, batch)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload what was received, body and h_G or the body alone; keep the rest."""
+        """Upload the received leaves (body and h_G, or the body alone); keep all others."""
         shared = {name: work[name] for name in client.message}
         kept = {name: leaf for name, leaf in work.items() if name not in shared}
         return shared, {**kept, "log_counts": client.memory["log_counts"]}

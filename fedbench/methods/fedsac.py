@@ -65,7 +65,7 @@ class FedSaC(CosineMixing):
 
     @property
     def conformance(self) -> Conformance:
-        """The paper's ablation takes a term out of Eq. 8, not out of what is sent."""
+        """The paper's ablation removes a term of Eq. 8, but the upload stays the same."""
         return Conformance(inert={} if self.alpha else {"subspace/U": "it has no weight"})
 
     @property

@@ -73,7 +73,7 @@ class FedSelect(Method):
         )
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Average each entry over those that share it; what nobody shares stays."""
+        """Average each entry over the clients that share it; an entry that no client shares stays."""
         models, shared = trees.plain(uploads), trees.under(uploads, "shared")
         mean = {name: leaf.mean(0) for name, leaf in models.items()}
         for name, counts in shared.items():
@@ -109,7 +109,7 @@ class FedSelect(Method):
         )
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload the shared entries; keep the model, and where this round asks for it a larger mask."""
+        """Upload the shared entries; keep the model, and in a round of growth a larger mask."""
         model, mask = self.model(work, client), trees.under(client.memory, "mask")
         own, last, grown = {name: model[name] for name in mask}, trees.under(client.memory, "last"), mask
         if client.clock.round > 0 and client.clock.round % self.every == 0:

@@ -74,7 +74,7 @@ class FedTGP(FedProto):
         return trees.expand(message, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Train the network behind T on what the round's clients sent."""
+        """Train the network behind T on the uploads of the round's clients."""
         sums, counts = uploads["sums"], uploads["counts"]  # [C, K, d], [C, K]
         points, labels = features.class_points(sums, counts)
         means, known = self.means(sums, counts)

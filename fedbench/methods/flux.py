@@ -88,7 +88,7 @@ class FLUX(Coalitions):
         return self.cluster_round
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Start with one group of all, whose model describes."""
+        """Start with one group of all clients; its model makes the descriptors."""
         server, memory = super().init(task, population, generator)
         model = server_of(server, 0)
         width = task.features(model, torch.zeros(1, *task.shape)).shape[1]

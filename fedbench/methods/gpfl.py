@@ -69,7 +69,7 @@ class GPFL(Method):
         return Conformance(inert={"own/shares": "a client's samples stay the same"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Return one model, its head on every client, a valve as of torch's layers and embeddings from N(0, 1)."""
+        """Return one model, its head on every client, a valve with torch's initial weights, embeddings from N(0, 1)."""
         head, body = task.split(model := task.init(generator), ("@head",))
         width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         valve: Tree = {}
@@ -139,5 +139,5 @@ def turned(model: Tree, z: Tensor, condition: Tensor) -> Tensor:
 
 
 def root(squares: Tensor) -> Tensor:
-    """Return the square root, whose slope at zero is taken to be zero."""
+    """Return the square root, with a slope of zero at zero."""
     return squares.clamp(min=LEAST).sqrt()

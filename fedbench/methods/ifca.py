@@ -54,7 +54,7 @@ class IFCA(Method):
         return trees.stack([task.init(generator) for _ in range(self.k)]), {}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Average the models returned under each j; one that nobody took stays."""
+        """Average the models returned under each j; a model that no client took stays."""
         models, choice = _model(uploads), uploads["choice"].cpu()
         taken = choice.unique()
         shares = (taken.unsqueeze(1) == choice) * cohort.sizes  # [models taken, C]

@@ -64,5 +64,5 @@ class KMeans(Coalitions):
         return server_of_groups(server_of(server, 0), coalition, self.k), memory
 
     def place(self, preparation: Preparation, server: Tree, memory: Tree) -> Tensor:
-        """Return the group to whose model each client stays nearest when it trains from it."""
+        """Return the group whose model moves least when each client trains from it."""
         return least_moved(preparation, server, memory, self.compared)

@@ -76,7 +76,7 @@ class PerKind(WrapperMethod):
         return {"kind": server["kind"], **trees.join(**{_space(modalities[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client what its modality's server sends."""
+        """Send each client the message of its modality's server."""
         parts = [
             (members, self.inner.send(trees.under(server, _space(subcohort.task)), subcohort))
             for members, subcohort in cohort.by_modality()
@@ -103,7 +103,7 @@ class PerKind(WrapperMethod):
         return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Return what the method inside keeps, of each modality."""
+        """Return the records of the method inside for each modality."""
         spaces = self._spaces(server)
         return self.combined_records({space.removeprefix("base"): trees.under(server, space) for space in spaces})
 

@@ -140,7 +140,7 @@ class SosicFL(Method):
         return centres, members
 
     def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> Array:
-        """Return a centre for each client [N, n]: principal components of what a round of training made of its head."""
+        """Return a centre for each client [N, n]: principal components of its head after a round of training."""
         message = self.send(server, preparation.everyone)
         heads = preparation.round(message, memory, sends=lambda work: trees.under(work, "endpoints"))
         return simplex.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)

@@ -224,7 +224,7 @@ class Coalitions(WrapperMethod):
     # ---- one base server a coalition
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client what its coalition's server sends.
+        """Send each client the message of its coalition's server.
 
         Raises:
             IndexError: there are several coalitions and a client has none: no round met it, `prepare` did not place it.
