@@ -32,7 +32,7 @@ SHAPES = (
 NO_MODEL = {  # (data set, model): why not
     **{
         ("digits", name): "does not fit inputs of shape"
-        for name in ("lenet5", "lenet5_bn", "simple_cnn", "cnn5", "resnet9")
+        for name in ("cnn", "lenet5", "lenet5_bn", "simple_cnn", "cnn5", "resnet9")
     },
     **{
         ("digits", name): "does not fit inputs of shape"
@@ -45,10 +45,15 @@ NO_MODEL = {  # (data set, model): why not
         for model, reason in (
             ("textcnn", "reads captions"),
             ("embedding", "reads token numbers"),
-            ("cub_pair", "clients are of 2 kinds"),  # which the default method does not take
-            ("small_pair", "clients are of 2 kinds"),
+            ("cub_pair", "clients have 2 different networks"),  # which the default method does not take
+            ("small_pair", "clients have 2 different networks"),
         )
         if name not in ("cub", "captioned") or model == "embedding"
+    },
+    **{
+        (name, model): f"clients have {count} different networks"
+        for name in CLASSES
+        for model, count in (("mixed", 4), ("mixed_cnns", 5), ("mixed_htfe2", 2))
     },
     **{(name, "torchvision"): "has no network; give model.architecture" for name in CLASSES},
     **{(name, "timm"): "has no network; give model.architecture|needs timm" for name in CLASSES},
