@@ -53,10 +53,10 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
     ("cub", "pathological"): "10 clients of 2 classes leave out some of 200",
     ("tiny_imagenet", "pathological"): "10 clients of 2 classes leave out some of 200",
     **{(name, "fedcollab_label_shift_seed0"): "divides fashion_mnist" for name in CLASSES},
-    **{(name, "natural"): "needs data that name the client" for name in CLASSES},
+    **{(name, "natural"): "needs data that name the client" for name in CLASSES if name != "domainnet"},
     **{
         (name, "groups_fedrema"): "is of 10 classes"
-        for name in ("emnist", "cifar100", "cub", "tiny_imagenet", "domainnet")
+        for name in ("captioned", "emnist", "cifar100", "cub", "tiny_imagenet", "domainnet")
     },
     **{(name, "anda"): "is of 10 or 100 classes" for name, classes in CLASSES.items() if classes not in (10, 100)},
     **{(name, "domain"): "made of domains" for name in CLASSES if name != "domainnet"},
