@@ -10,14 +10,14 @@ The authors' code differs in five settings: complete linkage (`linkage: complete
 of fewer than three clients (`smallest: 3`), no gamma_max, and no cut in the first 20 rounds (`warmup: 20`). pFedGraph's
 code, which also produced FedSaC's row, is the same without the warm-up.
 eps1 = .4 and eps2 = 1.6 are the authors' values. They are lengths of updates, which depend on data, network and local
-work. If updates stay shorter than eps2, no cluster is ever cut and the method is FedAvg. `relative` (our addition)
-measures both in units of the largest mean update that the cluster's members have had so far.
+work. If updates stay shorter than eps2, no cluster is ever cut and the method is FedAvg. With `relative`
+(our addition) both are multiples of the largest mean update that the cluster's members have had so far.
 FedCollab's comparison calls the method FedCluster and publishes no settings. The preset `fedcluster` has relative
 thresholds and gamma_max = .7 (halves whose most similar updates are orthogonal). We chose them by the groups that they
 find, not by accuracy: on FedCollab's label shift they find the three planted groups on Fashion-MNIST, and on digits
 large and small clients.
 
-A client that no round met follows the tree of cuts, as in the paper. At each cut of its cluster it trains from the
+A client that is held out of training (`protocol.unseen`) follows the tree of cuts, as in the paper. At each cut of its cluster it trains from the
 model before the cut and joins the half to which its update has the larger cosine similarity.
 
 Deviations:

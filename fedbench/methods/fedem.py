@@ -6,11 +6,10 @@ mean_i q_im. M-step: theta_m trains on q_im loss_m; the mean over a mini-batch d
 server averages each theta_m by n_t / n. A client is scored on sum_m pi_tm softmax(theta_m(x)) with the pi of its last
 round, or 1 / M before its first. The models start from independent draws, as in the authors' code: equal models would
 stay equal.
-With `damped`, as in the code, the average is over all clients, and those that are not drawn count with the last model.
+With `damped`, as in the code, the average is over all clients. A client that is not drawn counts with the server's
+current models. q is fixed in a round: each mini-batch computes it anew from the received models.
 
 Deviations:
-- q is fixed in a round. It is computed again for each mini-batch from the received models, which gives the same
-  numbers.
 - All models see the same mini-batches; in the code each has its own. Gradient clipping applies to all their gradients
   jointly.
 - A client that takes part in no round is scored with pi = 1 / M. The code computes pi by an E-step.

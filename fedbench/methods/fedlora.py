@@ -1,7 +1,8 @@
 """Low-rank adapters in federated learning: averaged LoRA, FFA-LoRA and FedSA-LoRA.
 
-LoRA (Hu et al., ICLR 2022) adapts a frozen network: a matrix is W = W_0 + (alpha / r) B A with A [r, d] and B [o, r]. A
-starts like the weights of a linear layer, B at zero. All clients have the same W_0, which is never sent.
+LoRA (Hu et al., ICLR 2022) adapts a frozen network: a layer's weights [o, ...], as a matrix [o, d], are W = W_0 +
+(alpha / r) B A with A [r, d] and B [o, r]. A starts like the weights of a linear layer, B at zero. All clients have the
+same W_0, which is never sent.
 
 - FedIT (Zhang et al., ICASSP 2024; method=fedlora) trains A and B and averages both.
 - FFA-LoRA (Sun et al., ICLR 2024; method=ffa_lora) freezes A and trains and averages B, so that the average of the
@@ -13,8 +14,8 @@ classification has it (personalization.local_param), and is averaged in the othe
 configuration too. The papers' texts were not at hand, so no preset follows them.
 
 Deviations:
-- Every matrix below the classifier layer is adapted. The authors adapt the query and value matrices of transformers;
-  `adapted=["*.qkv.weight"]` takes all attention matrices of a ViT of timm.
+- Every linear and convolutional layer below the classifier layer is adapted. The authors adapt the query and value
+  matrices of transformers; `adapted=["*.qkv.weight"]` takes all attention matrices of a ViT of timm.
 - There is no dropout before A.
 - The papers fine-tune pretrained networks. Without `model.weights` W_0 is random.
 
@@ -44,15 +45,15 @@ from fedbench.models.task import Task
 class FedLoRA(Method):
     """Adapters of low rank and a classifier layer, which clients train, on a frozen network.
 
-    Server: A/* if averaged; B/* if averaged; * [...] if averaged, the classifier layer
-    Memory: ** [N, ...], everything else
-    Message: ** [...]
-    Upload: ** [...]
+    Server: A/* ; B/* ; * [...], the classifier layer
+    Memory: * [N, ...], the frozen network
+    Message: A/* ; B/* ; * [...]
+    Upload: A/* ; B/* ; * [...]
     """
 
     rank: int = at_least(1, 8)
     alpha: float = positive(16.0)  # alpha / rank scales B A
-    adapted: tuple[str, ...] = selectors(("*",))  # matrices below the classifier layer that get adapters
+    adapted: tuple[str, ...] = selectors(("*.weight",))  # layers below the classifier layer that get adapters
     trained: ClassVar[tuple[str, ...]] = ("A/*", "B/*", "@head")
     averaged: ClassVar[tuple[str, ...]] = ("A/*", "B/*", "@head")
 
@@ -66,19 +67,18 @@ class FedLoRA(Method):
         """Return the averaged leaves on the server, and the frozen and the private ones on every client.
 
         Raises:
-            ConfigError: the network has no such matrix.
+            ConfigError: the network has no such layer.
         """
         network = task.init(generator)
         _, body = task.split(task.weights(network), ("@head",))
-        names = [name for name in task.select(body, self.adapted) if body[name].dim() == 2]
+        names = [name for name in task.select(body, self.adapted) if body[name].dim() > 1]
         if not names:
             raise ConfigError(
-                f"method.adapted={list(self.adapted)}: the network has no such matrix below the classifier layer; "
+                f"method.adapted={list(self.adapted)}: the network has no such layer below the classifier layer; "
                 "choose another network or other names"
             )
-        shapes = {name: body[name].shape for name in names}
-        A = {name: linear("A", d, self.rank, generator)["A.weight"] for name, (_, d) in shapes.items()}
-        B = {name: torch.zeros(o, self.rank) for name, (o, _) in shapes.items()}
+        A = {name: linear("A", body[name][0].numel(), self.rank, generator)["A.weight"] for name in names}
+        B = {name: torch.zeros(len(body[name]), self.rank) for name in names}
         shared, kept = self.parted({**network, **trees.join(A=A, B=B)}, task)
         return shared, trees.expand(kept, population.clients)
 
@@ -97,7 +97,7 @@ class FedLoRA(Method):
     def model(self, work: Tree, client: Client) -> Tree:
         """Return W_0 + (alpha / r) B A."""
         A, B = trees.part(work, "A"), trees.part(work, "B")
-        sums = {name: work[name] + self.alpha / self.rank * B[name] @ A[name] for name in A}
+        sums = {name: work[name] + self.alpha / self.rank * (B[name] @ A[name]).view_as(work[name]) for name in A}
         return {**trees.plain(work), **sums}
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
@@ -107,7 +107,13 @@ class FedLoRA(Method):
 
 @dataclass(frozen=True)
 class FFALoRA(FedLoRA):
-    """A is frozen."""
+    """A is frozen.
+
+    Server: B/* ; * [...], the classifier layer
+    Memory: A/* ; * [N, ...], the frozen network
+    Message: B/* ; * [...]
+    Upload: B/* ; * [...]
+    """
 
     trained: ClassVar[tuple[str, ...]] = ("B/*", "@head")
     averaged: ClassVar[tuple[str, ...]] = ("B/*", "@head")
@@ -117,7 +123,13 @@ class FFALoRA(FedLoRA):
 
 @dataclass(frozen=True)
 class FedSALoRA(FedLoRA):
-    """B and the classifier layer stay on their client."""
+    """B and the classifier layer stay on their client.
+
+    Server: A/*
+    Memory: B/* ; * [N, ...]
+    Message: A/*
+    Upload: A/*
+    """
 
     averaged: ClassVar[tuple[str, ...]] = ("A/*",)
 

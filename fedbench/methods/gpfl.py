@@ -15,7 +15,8 @@ The code differs in four ways, and each is a setting:
 
 Deviations:
 - The shares a_i count all samples. The code's loader leaves out samples that fill no mini-batch.
-- In the code clients that are not drawn receive E too, so their conditions are one round old.
+- With `conditions: own` a client that misses rounds has the conditions of its last round. In the code it receives E in
+  every round, so its conditions are one round old.
 
 Batch normalisation: affine parameters and running statistics below the head are shared and averaged.
 """

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedlora import FedLoRA, FedSALoRA, FFALoRA
 from fedbench.models.small import LeNet5
@@ -95,12 +96,22 @@ def test_an_average_of_products_is_the_product_of_averages_where_a_is_frozen() -
         assert (gap({"": products}, {"": averaged[B] @ averaged[A]}) < 1e-12) is equal
 
 
-def test_matrices_below_the_classifier_layer_are_adapted_and_none_is_refused() -> None:
-    chosen = setup(FedLoRA(), federation(SIZES, (1, 16, 16)), LeNet5())
-    server = Simulation(chosen, ToyMeter(chosen)).begin().server
-    matrices = {n for n, leaf in initial(chosen).items() if leaf.dim() == 2} - set(HEAD)
-    assert {n.partition("/")[2] for n in server if n.startswith("A/")} == matrices
-    assert len(matrices) == 2
+def test_layers_below_the_classifier_layer_are_adapted_and_none_is_refused() -> None:
+    """A convolution's weights [o, c, k, k] are a matrix [o, c k k]."""
+    chosen = setup(FedLoRA(rank=RANK), federation(SIZES, (1, 16, 16)), LeNet5())
+    state = Simulation(chosen, ToyMeter(chosen)).begin()
+    layers = {n for n, leaf in initial(chosen).items() if leaf.dim() > 1} - set(HEAD)
+    assert {n.partition("/")[2] for n in state.server if n.startswith("A/")} == layers
+    assert sorted(initial(chosen)[n].dim() for n in layers) == [2, 2, 4, 4]
+    name = next(n for n in sorted(layers) if initial(chosen)[n].dim() == 4)
+    own = trees.row(state.memory, 0)
+    server = {n: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for n, v in state.server.items()}
+    client = chosen.client(0, server, own, Clock(0, 1))
+    made = chosen.method.model(chosen.method.start(client), client)[name]
+    _, into, k, _ = made.shape
+    for o, c, u, v in ((0, 0, 0, 0), (3, into - 1, 1, 2), (1, 0, k - 1, k - 2)):
+        added = sum(float(server[f"B/{name}"][o, t] * server[f"A/{name}"][t, (c * k + u) * k + v]) for t in range(RANK))
+        assert abs(float(made[o, c, u, v] - own[name][o, c, u, v]) - 8 * added) < 1e-5
     refused = setup(FedLoRA(adapted=("*.bias",)))
-    with pytest.raises(ConfigError, match=r"method.adapted=\['\*.bias'\]: the network has no such matrix"):
+    with pytest.raises(ConfigError, match=r"method.adapted=\['\*.bias'\]: the network has no such layer"):
         refused.method.init(refused.task, refused.population, torch.Generator().manual_seed(0))
