@@ -17,8 +17,8 @@ thresholds and gamma_max = .7 (halves whose most similar updates are orthogonal)
 find, not by accuracy: on FedCollab's label shift they find the three planted groups on Fashion-MNIST, and on digits
 large and small clients.
 
-A client that is held out of training (`protocol.unseen`) follows the tree of cuts, as in the paper. At each cut of its cluster it trains from the
-model before the cut and joins the half to which its update has the larger cosine similarity.
+A client that is held out of training (`protocol.unseen`) follows the tree of cuts, as in the paper. At each cut of its
+cluster it trains from the model before the cut and joins the half to which its update has the larger cosine similarity.
 
 Deviations:
 - If not all clients take part, absent members of a cluster stay with the half that has more samples.
