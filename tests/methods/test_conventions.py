@@ -140,6 +140,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "feddyn weighted": {"name": "feddyn", "weighted": True},
     "fedrod stays": {"name": "fedrod", "generic_stays": True},
     "cfl cut": {"name": "cfl", "eps1": 100.0, "eps2": 0.0},
+    "robust labels": {"name": "robust", "attack": "labels"},
     "oracle of ditto": {"name": "oracle", "base": {"name": "ditto"}},
     "per_kind of ditto": {"name": "per_kind", "base": {"name": "ditto"}},
     "fedcollab of ditto": {
