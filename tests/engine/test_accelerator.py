@@ -60,7 +60,12 @@ def check(found: Trial, more: int = 0) -> None:
 
 
 def of_clients(preset: str, engine: str) -> int:
-    """Waits for each client of a round: FedSaC's plain loop waits for the eigenvectors of one client at a time."""
+    """Waits for each client of a round: FedSaC's plain loop waits for the eigenvectors of one client at a time.
+
+    FedKD waits for those of each matrix of its network, on the server too.
+    """
+    if preset.startswith("fedkd"):
+        return 6 if engine == "looped" else 2
     return int(preset.startswith("fedsac") and engine == "looped")
 
 
