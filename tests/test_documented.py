@@ -290,12 +290,18 @@ def lacking(name: str, substitute: str, *changed: str) -> dict[str, list[str]]:
     return found
 
 
+TOO_SMALL = {  # rows that procedural images do not suit: batch normalisation in an mlp, no short batches of 40 samples
+    "all_methods": {"fedbn", "finetune_norm"},
+    "fedrema_t1_open": {"FedReMa (all of the code)"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", groups.names("table"))
 def test_every_table_can_be_built_on_procedural_images(name: str) -> None:
     data = ["captioned"] if name == "fedsac_t2" else ["synthetic", "dataset.size=28"]
     rows = {row for rows in lacking(name, *data).values() for row in rows}
-    assert rows == ({"fedbn", "finetune_norm"} if name == "all_methods" else set())
+    assert rows == TOO_SMALL.get(name, set())
 
 
 @pytest.mark.slow

@@ -81,7 +81,10 @@ def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.slow
-def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_path: Path) -> None:
+def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDBENCH_DATA", raising=False)  # where MNIST itself may be
     runs = [of_files(tmp_path, name, shift, "method=local") for name, shift in (("a", 0), ("b", 3))]
     made = [execution.execute(run) for run in runs]
     for name in "ab":
