@@ -10,6 +10,7 @@ import pytest
 
 from fedbench.papers import recorded, reproduce, store
 from tests.papers.tables.calls import FIRST, folder, reproduced
+from tests.papers.tables.selections import table
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -83,3 +84,15 @@ def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: py
     assert reproduced(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1") == 0
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
+
+
+def test_a_mean_of_a_cell_of_other_code_is_marked_as_well(tmp_path: Path) -> None:
+    parts = [{"label": label, "overrides": ["dataset=digits", "model=mlp"]} for label in ("one", "two")]
+    own = table(columns=[{"label": "both", "mean": ["one", "two"]}, *parts], name="toy_of_means", paper="", table="")
+    cells = [
+        store.Cell(row.label, column.label, "acc", (50.0,), (0,), ("k",)) for row in own.rows for column in own.columns
+    ]
+    row = {"row": "FedAvg", "column": "two", "key": "k", "seed": 0, "code": "method:000000000000"}
+    store.save_table(tmp_path, store.TableResult(own, tuple(cells)), [row])
+    marked, _ = recorded.read_marked(tmp_path)
+    assert marked.stale == dict.fromkeys([("FedAvg", "two"), ("FedAvg", "both")], ("method",))
