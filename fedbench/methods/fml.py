@@ -5,7 +5,7 @@ learning). The private network minimises alpha CE(own) + (1 - alpha) KL(meme || 
 (1 - beta) KL(own || meme). KL compares probabilities, and its first argument is held fixed. The server averages the
 memes. Clients are scored by their own networks.
 As in the authors' code, both networks step on each mini-batch from the same outputs, and start from different weights.
-The meme has the first network of the federation, as in HtFLlib.
+The meme has the first network of the federation, as in HtFLlib. We read only the paper's abstract.
 
 Deviations:
 - Memes are averaged by n_k / n. The code counts clients equally.

@@ -242,7 +242,7 @@ def test_the_changelog_lists_added_options_and_changes_of_code_that_changed_no_n
 ) -> None:
     documents = script()
     keys = documents.keys().splitlines()
-    assert "| `method.restart=false` | PFedMe |" in keys
+    assert "| `method.restart=false` | pfedme |" in keys
     assert "| `protocol.optimizer.state=fresh` | every run |" in keys, "of a dataclass inside"
     assert not [line for line in keys if "method.lam=" in line], "which every recorded key holds"
     lines = [
@@ -253,4 +253,4 @@ def test_the_changelog_lists_added_options_and_changes_of_code_that_changed_no_n
     ]
     (tmp_path / "same.csv").write_text("\n".join(lines))
     monkeypatch.setattr(documents, "SAME_NUMBERS", tmp_path / "same.csv")
-    assert documents.code().splitlines()[2:] == ["| b | engine × 1 |", "| a | method × 2 |"]
+    assert documents.code().splitlines()[2:] == ["| method | 2 |", "| engine | 1 |"]
