@@ -95,7 +95,7 @@ GROUPS = (
     ),
     Kind(
         "robust servers",
-        "nothing: all clients share one model, of which a few uploads cannot move the average far",
+        "nothing: all clients share one model, averaged so that a few uploads cannot move it far",
         "some clients that are faulty, or attack",
         "robust",
     ),

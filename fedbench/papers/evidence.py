@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 HELP = """\
 python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
 
-Run missing published values at the papers' settings, whole columns at a time, first those with most values an hour.
-Each finished run is stored below results/ at once. When the time is over, runs save and stop. The same command
+Make the runs that published values still lack, at the papers' settings, whole columns at a time, first those with most
+values an hour. Each finished run is stored below results/ at once. When the time is over, runs save and stop. The same command
 continues. On this machine it resumes begun runs; on another machine it starts from the finished ones.
 
   TABLE ...            from `python -m fedbench list tables`; none: every table of a paper
@@ -67,7 +67,7 @@ class ColumnWork:
 
 
 def evidence_command(arguments: Sequence[str]) -> int:
-    """Run missing published values, cheapest first, for some hours; return the exit code."""
+    """Make the runs that published values still lack, cheapest first, for some hours; return the exit code."""
     if asks_for_help(arguments):
         print(HELP, end="")
         return OK
