@@ -31,8 +31,8 @@ HELP = """\
 python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
 
 Make the runs that published values still lack, at the papers' settings, whole columns at a time, first those with most
-values an hour. Each finished run is stored below results/ at once. When the time is over, runs save and stop. The same command
-continues. On this machine it resumes begun runs; on another machine it starts from the finished ones.
+values an hour. Each finished run is stored below results/ at once. When the time is over, runs save and stop. The same
+command continues. On this machine it resumes begun runs; on another machine it starts from the finished ones.
 
   TABLE ...            from `python -m fedbench list tables`; none: every table of a paper
   hours=1              stop after so many hours
