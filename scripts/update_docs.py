@@ -98,8 +98,8 @@ def speed() -> str:
         parts.append(f"Speed relative to a PyTorch loop without fedbench ([all numbers]({page})).\n{where}.\n")
         parts.append(markdown_table([("workload", *engines), *ratios]))
         if rivals:
-            head = ("workload", "program", "processes of both", "speed of fedbench / of the program")
-            parts += ["The fastest engine beside other programs:\n", markdown_table([head, *rivals])]
+            head = ("workload", "program", "processes of each", "speed of fedbench / speed of the other")
+            parts += ["The fastest engine compared with other programs:\n", markdown_table([head, *rivals])]
     return "\n".join(parts)
 
 
@@ -140,7 +140,7 @@ def papers() -> str:
     """Return a line a paper: what runs at its own setting and data say of its published values."""
     counts = summary.paper_counts(summary.judged(filled()))
     rows = [[f"[{TITLES[name]}](results/{paper}.md)", *map(str, counts[paper])] for paper, name in text.PAPERS.items()]
-    return markdown_table([("paper", "agree", "differ", "undecided", "no verdict"), *rows])
+    return markdown_table([("paper", "agree", "differ", "undecided", "not counted"), *rows])
 
 
 def others() -> str:

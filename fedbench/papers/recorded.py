@@ -191,9 +191,9 @@ def read_marked(folder: Path) -> tuple[TableResult, RunCounts]:
         if found := [*parts, *([LOCAL] if row["key"] in apart else [])]:
             marks.setdefault((label, row["column"]), {}).update(dict.fromkeys(found))
     for line, column in product(table.spec.rows, table.spec.columns):  # a mean is as old as what it is of
-        for found in (marks.get((line.label, label), {}) for label in column.mean):
-            if found:
-                marks.setdefault((line.label, column.label), {}).update(found)
+        for of in (marks.get((line.label, label), {}) for label in column.mean):
+            if of:
+                marks.setdefault((line.label, column.label), {}).update(of)
     stale = {place: tuple(found) for place, found in marks.items()}
     count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count

@@ -29,7 +29,7 @@ def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     assert run.protocol.name == labels_of(run).protocol == name
     text = (groups.conf_dir() / "protocol" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
-    source = ("PFLlib", "FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "first look")
+    source = ("PFLlib", "FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "FLUX", "first look")
     assert any(word in text.splitlines()[0] for word in source)
 
 

@@ -196,6 +196,9 @@ INNOCENT = {  # definition, what it uses of these -> why it is about no classes
     ("fedmrl:FedMRL", "classes"): "the outputs of a header",
     ("pacfl:directions", "argmax"): "the sign of a direction",
     ("perfedavg:halves", "y"): "cuts a batch",
+    ("robust:Misled", "classes"): "the attack `labels` alone, with which the method refuses",
+    ("robust:Misled", "y"): "the attack `labels` alone",
+    ("robust:nearest_to_others", "one_hot"): "of a client's place",
     ("simplex:_farthest_first", "argmax"): "of distances",
     ("simplex:enclosing_centre", "argmax"): "of distances",
     ("simplex:spread_scores", "argmax"): "the sign of a direction",
@@ -233,6 +236,7 @@ def of_classes(name: str) -> set[tuple[str, str]]:
 
 
 UNFIT = {name for name in METHODS if "regression" in METHODS.build({"name": name}).unfit}
+MISLED = METHODS.build({"name": "robust", "attack": "labels"})
 SETTINGS: dict[str, dict[str, Any]] = {"fedphp": {"transfer": "mmd"}}
 SETTINGS |= {name: {"positions": "trained"} for name in ("floco", "floco_plus", "sosicfl", "sosicfl_plus")}
 ABLE = sorted({*METHODS} - UNFIT | {*SETTINGS})
@@ -242,6 +246,7 @@ def test_exactly_the_methods_whose_code_is_about_classes_refuse_a_quantity() -> 
     found = {name: of_classes(name) for name in METHODS}
     assert {name for name, words in found.items() if words} == UNFIT
     assert len(UNFIT) == 28
+    assert "regression" in MISLED.unfit
 
 
 @pytest.mark.parametrize("name", sampled(ABLE, every=4))

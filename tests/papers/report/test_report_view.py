@@ -256,7 +256,7 @@ def test_each_paper_is_a_line_with_its_counts_and_whether_its_method_is_best() -
     published = sum(each.paper == "fedcollab" for each in published_values())
     assert dict(first.counts) == {**values, "no verdict": published - 5}
     assert [each.name for each in first.tables] == ["FedCollab T1", "FedCollab T1"]
-    assert [each.label for each in others] == ["FedSaC", "pFedSim", "SosicFL", "FedReMa"]
+    assert [each.label for each in others] == ["FedSaC", "pFedSim", "SosicFL", "FedReMa", "FLUX"]
     assert all(not each.tables and not each.claim for each in others)
 
 
