@@ -195,9 +195,7 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
     ],
 )
 def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[str], reason: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{reason}.*2 different networks.*fedsac_multimodal.*per_kind"
-    ) as error:
+    with pytest.raises(ConfigError, match=f"{reason}.*2 different networks.*fedsac_multimodal.*per_kind") as error:
         config(*method)
     assert "\n" not in str(error.value)
 
