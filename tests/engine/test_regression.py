@@ -242,6 +242,7 @@ SETTINGS |= {name: {"positions": "trained"} for name in ("floco", "floco_plus", 
 ABLE = sorted({*METHODS} - UNFIT | {*SETTINGS})
 
 
+@pytest.mark.slow
 def test_exactly_the_methods_whose_code_is_about_classes_refuse_a_quantity() -> None:
     found = {name: of_classes(name) for name in METHODS}
     assert {name for name, words in found.items() if words} == UNFIT

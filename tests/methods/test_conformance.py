@@ -46,7 +46,10 @@ PRESETS = [file.stem for file in FILES if file.stem in METHODS]
 VARIANTS = [file.stem for file in FILES if file.stem not in METHODS]
 FEW = ["ditto", "fedavg", "ifca"]  # of each kind of machinery
 # They differ from another method in few lines.
-TWINS = ["fedadagrad", "fedrc", "fedsac_multimodal", "fedyogi", "floco", "floco_plus", "sosicfl_plus"]
+TWINS = [
+    *("fedadagrad", "fedrc", "fedsa_lora", "fedsac_multimodal", "fedyogi", "ffa_lora", "floco", "floco_plus"),
+    "sosicfl_plus",
+]
 FIRST = [
     *ESSENTIAL,
     checks.check_is_a_documented_value,
@@ -56,10 +59,10 @@ FIRST = [
     checks.check_collaboration_is_row_stochastic,
 ]
 REST = [check for check in CHECKS if check not in FIRST]
-DEAR = [checks.check_stacked_equals_looped]  # two runs a toy; of every fifth method, and of FEW, it always runs
+DEAR = [checks.check_stacked_equals_looped]  # two runs a toy; of every eighth method, and of FEW, it always runs
 CHEAP = [check for check in FIRST if check not in DEAR]
 OWN = [preset for preset in PRESETS if preset not in TWINS]
-CORE = sorted({*OWN[::5], *FEW})
+CORE = sorted({*OWN[::8], *FEW})
 
 
 def test_every_method_has_a_preset_of_its_name_and_every_variant_a_method() -> None:

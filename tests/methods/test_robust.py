@@ -18,6 +18,7 @@ from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.robust import Robust
+from tests.helpers.tiers import sampled
 from tests.methods.test_histories import flat, loss_on
 from tests.methods.toys import ONE_STEP, close, descend, federation, initial, models, samples, setup, simulate, steps
 
@@ -107,7 +108,7 @@ def test_noise() -> None:
     assert 0.85 < noise.std() < 1.15
 
 
-@pytest.mark.parametrize("attack", ["sign", "noise"])
+@pytest.mark.parametrize("attack", sampled(["sign", "noise"], every=2))
 def test_few_attackers_spoil_the_mean_and_no_other_average(attack: str) -> None:
     right = {}
     for rule in ("mean", "median", "trimmed", "krum", "geometric"):
