@@ -25,6 +25,7 @@ from fedbench.models.task import Task
 
 # Of most methods what `Method.unfit` says.
 ONE_NETWORK = {"modalities": "compares or averages models leaf by leaf"}
+ONE_VIEW = {"views": "trains one network on the samples of all clients"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ their own clients.
 
 The authors' code differs in five settings: complete linkage (`linkage: complete`), unweighted means (`uniform`), no cut
 of fewer than three clients (`smallest: 3`), no gamma_max, and no cut in the first 20 rounds (`warmup: 20`). pFedGraph's
-code, which also produced FedSaC's row, is the same without the warm-up.
+code, which also produced FedSaC's row, is the same without the warm-up, with eps1 = 2 and eps2 = 2.5.
 eps1 = .4 and eps2 = 1.6 are the authors' values. They are lengths of updates, which depend on data, network and local
 work. If updates stay shorter than eps2, no cluster is ever cut and the method is FedAvg. With `relative`
 (our addition) both are multiples of the largest mean update that the cluster's members have had so far.

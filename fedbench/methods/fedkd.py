@@ -36,7 +36,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_VIEW, Method
 from fedbench.methods.parts.features import divergence, eigen
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
@@ -59,10 +59,7 @@ class FedKD(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Wu et al., Nature Communications 2022"
-    unfit: ClassVar[Mapping[str, str]] = {
-        "views": "trains one network on the samples of all clients",
-        "regression": "compares probabilities of classes",
-    }
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_VIEW, "regression": "compares probabilities of classes"}
 
     # ---- server
 

@@ -79,12 +79,8 @@ class FedLoRA(Method):
             )
         A = {name: linear("A", body[name][0].numel(), self.rank, generator)["A.weight"] for name in names}
         B = {name: torch.zeros(len(body[name]), self.rank) for name in names}
-        shared, kept = self.parted({**network, **trees.join(A=A, B=B)}, task)
+        shared, kept = task.split({**network, **trees.join(A=A, B=B)}, self.averaged)
         return shared, trees.expand(kept, population.clients)
-
-    def parted(self, tree: Tree, task: Task) -> tuple[Tree, Tree]:
-        """Return (the leaves that the server averages, those that a client keeps)."""
-        return task.split(tree, self.averaged)
 
     def start(self, client: Client) -> Tree:
         """Return the received leaves beside the client's own."""
@@ -102,7 +98,7 @@ class FedLoRA(Method):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload what is averaged; keep the rest."""
-        return self.parted(work, client.task)
+        return client.task.split(work, self.averaged)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_VIEW, Method
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
@@ -50,7 +50,7 @@ class FedMRL(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
-    unfit: ClassVar[Mapping[str, str]] = {"views": "trains one network on the samples of all clients"}
+    unfit: ClassVar[Mapping[str, str]] = ONE_VIEW
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return a small network on the server, private ones with the same weights, and a projector as torch's layers.

@@ -30,7 +30,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
-from fedbench.engine.method import Method
+from fedbench.engine.method import ONE_VIEW, Method
 from fedbench.methods.parts.features import divergence
 from fedbench.models.task import Task
 
@@ -50,10 +50,7 @@ class FML(Method):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Shen et al., 2020"
-    unfit: ClassVar[Mapping[str, str]] = {
-        "views": "trains one network on the samples of all clients",
-        "regression": "compares probabilities of classes",
-    }
+    unfit: ClassVar[Mapping[str, str]] = {**ONE_VIEW, "regression": "compares probabilities of classes"}
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return a meme on the server, and private networks with the same weights."""

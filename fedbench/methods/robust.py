@@ -33,6 +33,7 @@ from fedbench.config.fields import one_of, positive, share
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Stage
 from fedbench.methods.parts.clustered import WrapperMethod, default_base
@@ -63,6 +64,12 @@ class Robust(WrapperMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_average()
+        if self.attackers and self.attack == "none":
+            raise ConfigError(
+                f"method.attackers={self.attackers} has no effect with attack=none; choose an attack, or attackers=0"
+            )
+        if self.scale != 1 and self.attack not in ("sign", "noise"):
+            raise ConfigError(f"method.scale={self.scale} needs attack=sign or noise")
 
     @property
     def family(self) -> str:  # type: ignore[override]

@@ -272,6 +272,8 @@ UNREAD: list[tuple[str, dict[str, Any], str]] = [
         "method.similarity=updates needs attention=cosine",
     ),
     ("knnper", {"votes": "softmax", "scale": 2.0}, "method.scale=2.0 needs votes=shares"),
+    ("robust", {"attackers": 0.2}, "method.attackers=0.2 has no effect with attack=none; choose an attack"),
+    ("robust", {"attack": "labels", "scale": 3.0}, "method.scale=3.0 needs attack=sign or noise"),
     ("fedcollab", {"join_round": 3}, "method.join_round=3 is for newcomers; name them in method.newcomers"),
 ]
 
