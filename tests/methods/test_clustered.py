@@ -17,7 +17,6 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.trees import Tree
-from fedbench.data.federation import Federation
 from fedbench.engine import simulation
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
@@ -42,10 +41,12 @@ from tests.methods.toys import (
     FOUR,
     adapted,
     close,
+    disjoint,
     federation,
     gap,
     initial,
     models,
+    permuted,
     run,
     same_groups,
     setup,
@@ -88,20 +89,6 @@ def test_fedcluster_is_another_name_of_cfl() -> None:
 # ---- planted groups
 
 
-def disjoint() -> Federation:
-    return federation([30] * 6, labels=[[0, 1] if g == 0 else [2, 3] for g in PLANTED])
-
-
-def permuted() -> Federation:
-    """The second group's labels are those of the first in reverse."""
-    data = federation([30] * 6)
-    for k, group in enumerate(PLANTED):
-        if group:
-            own = torch.cat([data.indices(name, k) for name in ("train", "val", "local")])
-            data.y[own] = 3 - data.y[own]
-    return data
-
-
 def groups(chosen: Setup, state: State) -> list[int]:
     """Which clients are given one model."""
     given = trees.flatten(models(chosen, state))
@@ -114,11 +101,11 @@ def groups(chosen: Setup, state: State) -> list[int]:
     sampled([IFCA(k=2), KMeans(k=2), FeSEM(k=2, pretrain_rounds=3), CFL(eps1=0.3, eps2=0.3, gamma_max=0.6)], every=2),
 )
 def test_planted_groups_are_found(method: Method, data: Any) -> None:
-    chosen, state = run(method, data(), rounds=10, epochs=2, optimizer=OptimizerConfig(lr=0.1))
+    chosen, state = run(method, data(PLANTED), rounds=10, epochs=2, optimizer=OptimizerConfig(lr=0.1))
     assert same_groups(groups(chosen, state), PLANTED)
     if data is permuted:  # one model for all cannot know whose labels are meant
         tally = state.history.last.tallies["local"]
-        fedavg = run(FedAvg(), data(), rounds=10, epochs=2)[1].history.last.tallies["local"]
+        fedavg = run(FedAvg(), data(PLANTED), rounds=10, epochs=2)[1].history.last.tallies["local"]
         assert tally.correct.sum() > fedavg.correct.sum() + 5
 
 

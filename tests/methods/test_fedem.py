@@ -16,10 +16,11 @@ from fedbench.methods.fedem import FedEM
 from fedbench.methods.fedrc import FedRC
 from tests.methods.toys import (
     close,
-    federation,
+    disjoint,
     logits,
     models,
     normalised,
+    permuted,
     run,
     samples,
     simulate,
@@ -81,16 +82,6 @@ def test_statistics_of_each_component_are_its_own() -> None:
 PLANTED = [0, 1, 0, 1, 1, 0]
 
 
-def permuted() -> Federation:
-    """The second group's labels are those of the first in reverse."""
-    data = federation([40] * 6)
-    for k, group in enumerate(PLANTED):
-        if group:
-            own = torch.cat([data.indices(name, k) for name in ("train", "val", "local")])
-            data.y[own] = 3 - data.y[own]
-    return data
-
-
 def first_share(method: Method, data: Federation) -> Tensor:
     """The weight of one of two components on each client, after twenty short rounds."""
     return run(method, data, rounds=20, epochs=None, iterations=10, eval_every=99)[1].memory["pi"][:, 0]
@@ -99,14 +90,14 @@ def first_share(method: Method, data: Federation) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [FedEM(components=2), pytest.param(FedRC(components=2), marks=pytest.mark.slow)])
 def test_concepts_are_told_apart(method: Method) -> None:
-    shares = first_share(method, permuted())
+    shares = first_share(method, permuted(PLANTED, 40))
     assert shares.gt(0.5).int().tolist() in (PLANTED, [1 - group for group in PLANTED])
     assert float((shares - 0.5).abs().min()) > 0.4
 
 
 @pytest.mark.slow
 def test_shares_of_labels_part_clients_under_fedem_and_not_under_fedrc() -> None:
-    data = federation([40] * 6, labels=[[0, 1] if g == 0 else [2, 3] for g in PLANTED])
+    data = disjoint(PLANTED, 40)
     parted, together = (first_share(method, data) for method in (FedEM(components=2), FedRC(components=2)))
     assert parted.gt(0.5).int().tolist() in (PLANTED, [1 - group for group in PLANTED])
     assert float((parted - 0.5).abs().min()) > 0.4

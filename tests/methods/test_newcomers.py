@@ -14,7 +14,6 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.data.federation import Federation
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.newcomers import Newcomers
@@ -35,7 +34,19 @@ from tests.helpers.tiers import sampled
 from tests.methods.games import by_loops
 from tests.methods.literal import Literal, literal_accuracy, literal_round
 from tests.methods.test_histories import flat, loss_on
-from tests.methods.toys import ONE_STEP, close, descend, federation, models, samples, setup, simulate, steps
+from tests.methods.toys import (
+    ONE_STEP,
+    close,
+    descend,
+    disjoint,
+    federation,
+    models,
+    permuted,
+    samples,
+    setup,
+    simulate,
+    steps,
+)
 
 PLANTED = [0, 1, 0, 1, 1, 0, 1, 0, 1]  # groups, of which the last three clients are unseen
 SIZES = (9, 13, 8, 21, 10, 7, 11)  # the last two are
@@ -60,20 +71,6 @@ def received(newcomers: Newcomers, state: State) -> list[Tree]:
     clock = Clock(state.round, state.round)
     views = newcomers._views(state, clock, newcomers._joined(state, clock), lend=False)
     return [newcomers.whole.method.personal(view) for view in views]
-
-
-def disjoint() -> Federation:
-    return federation([30] * 9, labels=[[0, 1] if group == 0 else [2, 3] for group in PLANTED])
-
-
-def permuted() -> Federation:
-    """The second group's labels are those of the first in reverse."""
-    data = federation([30] * 9)
-    for k, group in enumerate(PLANTED):
-        if group:
-            own = torch.cat([data.indices(name, k) for name in ("train", "val", "local")])
-            data.y[own] = 3 - data.y[own]
-    return data
 
 
 CONFIG = DiscriminatorConfig(hidden=8, rounds=60, lr=0.5)
@@ -102,7 +99,7 @@ BY_SAMPLES = [
     ),
 )
 def test_they_get_the_model_of_their_own_group_and_change_nothing(method: Method, data: Any) -> None:
-    whole = setup(method, data(), rounds=6, epochs=2, unseen=3, optimizer=OptimizerConfig(lr=0.1))
+    whole = setup(method, data(PLANTED), rounds=6, epochs=2, unseen=3, optimizer=OptimizerConfig(lr=0.1))
     newcomers, state = Newcomers(whole, whole.seen), simulate(whole.seen)
     before, given = trees.clone(everything(state)), models(whole.seen, state)
     for group, model in zip(PLANTED[6:], received(newcomers, state), strict=True):
@@ -115,7 +112,7 @@ def test_they_get_the_model_of_their_own_group_and_change_nothing(method: Method
 
 @pytest.mark.parametrize("method", [KMeans(k=2), *BY_SAMPLES[:2]])
 def test_who_else_comes_does_not_matter(method: Method) -> None:
-    whole = setup(method, disjoint(), rounds=2, unseen=3)
+    whole = setup(method, disjoint(PLANTED), rounds=2, unseen=3)
     newcomers, state, together = met(whole)
     for client, group in zip(newcomers.ids.tolist(), together, strict=True):
         newcomers.ids = torch.tensor([client])
@@ -125,7 +122,7 @@ def test_who_else_comes_does_not_matter(method: Method) -> None:
 
 def test_coalitions_in_coalitions_have_no_place_for_them() -> None:
     method = FedCollab(base={"name": "kmeans", "k": 2}, C=1.0, restarts=5, discriminator=CONFIG)
-    whole = setup(method, disjoint(), rounds=1, unseen=3)
+    whole = setup(method, disjoint(PLANTED), rounds=1, unseen=3)
     found = Newcomers(whole, whole.seen).score(simulate(whole.seen))
     assert (found.note, found.tallies) == ("the server keeps no state for new clients", {})
 

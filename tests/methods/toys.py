@@ -126,3 +126,18 @@ def descend(loss: Callable[[Tree], Tensor], weights: Tree, lr: float, moves: Seq
     """One gradient step on the leaves whose first name is in `moves`."""
     slope = derivative(loss, weights)
     return {k: v - lr * slope[k] if k.split(".")[0] in moves else v for k, v in weights.items()}
+
+
+def disjoint(planted: Sequence[int], size: int = 30) -> Federation:
+    """Clients of two planted groups, with `size` samples each of labels of their group alone."""
+    return federation([size] * len(planted), labels=[[2, 3] if group else [0, 1] for group in planted])
+
+
+def permuted(planted: Sequence[int], size: int = 30) -> Federation:
+    """Clients of two planted groups; the second group's labels are those of the first in reverse."""
+    data = federation([size] * len(planted))
+    for k, group in enumerate(planted):
+        if group:
+            own = torch.cat([data.indices(name, k) for name in ("train", "val", "local")])
+            data.y[own] = 3 - data.y[own]
+    return data
