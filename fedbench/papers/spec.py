@@ -65,9 +65,7 @@ class ColumnSpec:
     # Label of rows, or a glob -> why their inputs would not be the paper's here: such a cell is not run.
     unlike: dict[str, str] = field(default_factory=dict)
     unlike_with: tuple[str, ...] = ()  # the keys, or dataset, with whose change alone that is so; none: always
-    mean: tuple[
-        str, ...
-    ] = ()  # labels of columns of whose values its own are the means, seed by seed; none: it has runs
+    mean: tuple[str, ...] = ()  # labels of other columns; its values are their means, seed by seed, and it has no runs
 
     def own(self, row: str) -> tuple[str, ...]:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
