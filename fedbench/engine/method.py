@@ -81,7 +81,7 @@ class Method(Component, ABC):
         """Server, once: (server state, client memory with leaves [N, ...]) before the first round."""
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Server, once, after `prepare_round` rounds: state and memory after work on the clients' data (clusters).
+        """Server, once, after `prepare_round` rounds: new (server, memory) from the clients' data, such as clusters.
 
         Before the first round it may replace the leaves of the memory, later only their values. Where `send` raises
         IndexError for clients that no round met (protocol.unseen), it is called for these after the last round, as it
@@ -148,7 +148,7 @@ class Method(Component, ABC):
         return server if names <= set(server) else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        """Server: the collaboration matrix W [N, N], or None; row i weighs the models that client i's is made of."""
+        """Server: the collaboration matrix W [N, N], or None; row i mixes the clients' models into that of client i."""
         return None
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
