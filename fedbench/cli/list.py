@@ -100,6 +100,12 @@ GROUPS = (
         "robust",
     ),
     Kind(
+        "private servers",
+        "nothing: all clients share one model, which hardly tells what data any one client has",
+        "many clients, whose data even the model may not give away",
+        "dp_fedavg",
+    ),
+    Kind(
         "adaptation",
         "the global model, fitted to the client's samples when it is used",
         "clients that join later, or that can keep nothing between rounds",
@@ -372,6 +378,7 @@ COLUMNS = {  # of a run's row; SET, RULE, METRIC and MODALITY stand for names
     "unseen acc_unseen_received acc_unseen_EPOCHS unseen_note": "unseen clients: number, accuracy, why there is none",
     "METRIC METRIC_pooled METRIC_on_SET METRIC_unseen_EPOCHS": "each of protocol.metrics, as acc",
     "clients_METRIC ipr_METRIC rsd_METRIC": "number of clients with a value; IPR and RSD of the metric",
+    "epsilon": "privacy loss of methods with differential privacy, at their delta; null: infinite, as without noise",
     "bytes_up bytes_down": "sums over clients and rounds",
     "bytes_up_prepare bytes_down_prepare": "the part of these that the method's preparation sends",
     "seconds_total": "wall clock; seconds_prepare, _train, _server and _evaluate are its parts",

@@ -17,6 +17,7 @@ METHODS: Registry[Method] = Registry(
         "cfl": "fedbench.methods.cfl:CFL",
         "cwfedavg": "fedbench.methods.cwfedavg:CwFedAvg",
         "ditto": "fedbench.methods.ditto:Ditto",
+        "dp_fedavg": "fedbench.methods.dp_fedavg:DPFedAvg",
         "fedadagrad": "fedbench.methods.fedopt:FedAdagrad",
         "fedadam": "fedbench.methods.fedopt:FedAdam",
         "fedala": "fedbench.methods.fedala:FedALA",

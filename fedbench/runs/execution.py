@@ -452,6 +452,7 @@ def write(
             **versions(),
         },
     )
+    row |= {name: float(array) for name, array in found.items() if array.ndim == 0 and name not in row}
     if run.protocol.unseen:
         row |= {"unseen": run.protocol.unseen, "unseen_note": unseen.note}
         row |= {f"acc_unseen_{name}": 100 * each[row["test_set"]].mean() for name, each in unseen.tallies.items()}

@@ -98,7 +98,7 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
-LOWER_IS_BETTER = ("rsd", *(name for name, metric in METRICS.items() if metric.lower_is_better))
+LOWER_IS_BETTER = ("rsd", "epsilon", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
     "clients": "Acc",
     "clients_ipr": "IPR",
@@ -109,12 +109,13 @@ SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as 
 
 
 def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> dict[str, str]:
-    """Return `columns` (row key -> heading), and those of the metrics of scores that a row has."""
+    """Return `columns` (row key -> heading), and those of the metrics of scores and of privacy that a row has."""
     rows = list(rows)
     found = {name for row in rows for name in known(row)}
+    private = {"epsilon": "epsilon"} if any("epsilon" in row for row in rows) else {}
     if (score := score_of(rows)) != SCORES[TASKS[0]]:
         columns = {**columns, "acc": f"{score} %"}
-    return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}}
+    return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}, **private}
 
 
 def identity(row: Mapping[Any, Any]) -> tuple[str, str]:

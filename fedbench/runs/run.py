@@ -485,7 +485,7 @@ NUMBERS = (  # those that are numbers; of the families, what comes after depends
     *("seed", "clients", "of_clients", "clients_ipr", "rounds", "report_first", "report_last"),
     *("score", "acc", "acc_pooled", "ipr", "rsd", "bytes_up", "bytes_down", "bytes_up_prepare", "bytes_down_prepare"),
     *(f"acc_{rule}{way}" for rule in RULES for way in ("", "_pooled")),
-    "unseen",
+    *("unseen", "epsilon"),
     *(each for name in METRICS for each in (name, f"{name}_pooled", f"clients_{name}", f"ipr_{name}", f"rsd_{name}")),
 )
 FAMILIES = (

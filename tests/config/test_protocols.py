@@ -59,9 +59,9 @@ def test_a_changed_protocol_is_headed_by_what_was_changed() -> None:
 
 RECEIVED = {  # of an own score, by what is said of it; the methods that neither names are scored as trained
     "the one model of all clients": {
-        "fedadagrad", "fedadam", "fedavg", "fedavgm", "feddyn", "fedgen", "fediot", "fedlora", "fednova", "fedntd",
-        "fedprox", "fedyogi", "ffa_lora", "floco", "moon", "per_kind", "robust", "scaffold", "sosicfl", "sosicfl_all",
-        "sosicfl_code",
+        "dp_fedavg", "fedadagrad", "fedadam", "fedavg", "fedavgm", "feddyn", "fedgen", "fediot", "fedlora", "fednova",
+        "fedntd", "fedprox", "fedyogi", "ffa_lora", "floco", "moon", "per_kind", "robust", "scaffold", "sosicfl",
+        "sosicfl_all", "sosicfl_code",
     },
     "fitted to the client's samples when it is scored": {
         "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm",

@@ -1258,6 +1258,7 @@ READS = {
 DRAWN = {"fedcollab", "fedgh", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
 APART = {
     "apple",
+    "dp_fedavg",
     "fedas",
     "feddistill",
     "fedgh",
