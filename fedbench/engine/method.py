@@ -117,7 +117,7 @@ class Method(Component, ABC):
         """Client: (upload, new memory) after local training."""
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """Client: the model within `work`, for the default loss and for scores after local training."""
+        """Client: the model in `work`, which the default loss and the scores after local training use."""
         return work
 
     def personal(self, client: Client) -> Tree:
