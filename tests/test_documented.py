@@ -275,7 +275,7 @@ def lacking(name: str, substitute: str, *changed: str) -> dict[str, list[str]]:
     estimate = ResourceEstimate(Plan(table, Provenance(), (), ()))
     found: dict[str, list[str]] = {}
     tried = set()
-    for column in table.columns:
+    for column in (each for each in table.columns if not each.mean):
         models = [text for text in column.overrides if text.startswith("model")]
         if (kind := repr((column.substitute, models, column.rows))) in tried:
             continue

@@ -101,8 +101,8 @@ GROUPS = (
     ),
     Kind(
         "private servers",
-        "nothing: all clients share one model, which hardly tells what data any one client has",
-        "many clients, whose data even the model may not give away",
+        "nothing: all clients share one model, which reveals little about the data of any one client",
+        "many clients, whose data the model must not reveal",
         "dp_fedavg",
     ),
     Kind(
