@@ -8,6 +8,7 @@ from itertools import cycle, islice
 import pytest
 
 from fedbench.config import groups
+from fedbench.methods import METHODS
 from fedbench.papers import measures, published, spec
 from fedbench.papers.selection import _without
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec
@@ -96,6 +97,11 @@ def test_no_published_table_is_missing() -> None:
 VARYING = [  # read as text: parsing them all takes a second, of every process that collects
     name for name in groups.names("table") if "\nvaries: " in groups.file_of("table", name).read_text(encoding="utf-8")
 ]
+
+
+def test_the_table_of_all_methods_has_them_all() -> None:
+    rows = spec.load_spec("all_methods").rows
+    assert {override.removeprefix("method=") for row in rows for override in row.overrides} >= set(METHODS)
 
 
 @pytest.mark.slow
