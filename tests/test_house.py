@@ -22,8 +22,8 @@ from fedbench.runs.run import flat
 ROOT = Path(__file__).parents[1]
 # The budget is raised only by who says what comes. Methods are a catalogue: each is a file, and they may be long only
 # on average as the papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 32_319, 144, 140, 4_220
-PAGES, PAGE_LINES = 12, 1_220  # of docs/, written by hand
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 32_332, 144, 140, 4_220
+PAGES, PAGE_LINES = 12, 1_213  # of docs/, written by hand
 # What a head must hold: classes outside methods/, options of every run, types that docs/architecture.md passes around.
 CLASSES, OPTIONS, CONCEPTS = 293, 78, 8
 

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import io
 import itertools
+import os
 import pkgutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -65,8 +66,15 @@ def conf_dirs(group: str) -> Mapping[Path, str]:
 
 def conf_state() -> tuple[tuple[str, int], ...]:
     """Return every YAML's name and time of change; cached readings are valid while this stays the same."""
-    files = (file for folder in (*conf_dirs_of_others(), conf_dir()) for file in folder.rglob("*.yaml"))
-    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files))
+    found, folders = [], [str(folder) for folder in (*conf_dirs_of_others(), conf_dir())]
+    while folders:
+        with os.scandir(folders.pop()) as entries:  # several times as fast as Path.rglob, and each compose asks
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.endswith(".yaml"):
+                    found.append((entry.path, entry.stat().st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def load_yaml(path: Path) -> DictConfig:
@@ -126,6 +134,11 @@ def plain_option(group: str, name: str) -> dict[str, Any]:
 
     Composing would need a whole run with its other components.
     """
+    return copy.deepcopy(_resolved(conf_state(), group, name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolved(state: object, group: str, name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     config = cast("dict[str, Any]", OmegaConf.to_container(load_option(file_of(group, name))))
@@ -134,9 +147,9 @@ def plain_option(group: str, name: str) -> dict[str, Any]:
         if entry == "_self_":
             merged.merge_with(config)
         elif isinstance(entry, Mapping):
-            merged.merge_with({key: plain_option(group, value) for key, value in entry.items()})
+            merged.merge_with({key: _resolved(state, group, value) for key, value in entry.items()})
         else:
-            merged.merge_with(plain_option(group, str(entry)))
+            merged.merge_with(_resolved(state, group, str(entry)))
     return cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=False))
 
 

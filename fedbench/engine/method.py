@@ -152,7 +152,7 @@ class Method(Component, ABC):
         return None
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Server: arrays to store with a finished run, by name, beside those of `prepare`; none by default."""
+        """Server: arrays to store with a finished run, by name, as `preparation.keep` does; none by default."""
         return {}
 
 
