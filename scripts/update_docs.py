@@ -95,7 +95,7 @@ def speed() -> str:
         ]
         where = f"{found['machine']}, torch {found['version_torch']}, {found['date']}"
         page = f"../results/bench/{file.stem}.md"
-        parts.append(f"Speed relative to one process with a PyTorch loop, without fedbench ([all numbers]({page})).\n{where}.\n")
+        parts.append(f"Speed relative to one process of plain PyTorch ([all numbers]({page})).\n{where}.\n")
         parts.append(markdown_table([("workload", *engines), *ratios]))
         if rivals:
             head = ("workload", "program", "processes of each", "speed of fedbench / speed of the other")
