@@ -74,13 +74,16 @@ def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
 def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     if odd := [role for role, name in roles.items() if not isinstance(name, str)]:
         raise ConfigError(f"data is a table, so its {odd[0]} must be the name of a column; {FORMS}")
+    columns = [str(name) for name in frame.columns]
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise ConfigError(f"data is a table with several columns '{twice}'; give each a name of its own")
     content = frame.to_csv(index=False).encode()
     path = _path(hashlib.sha256(content).hexdigest(), "csv")
     if not path.is_file():
         write_bytes(path, content)
     words = [str(name) for name in frame.columns if str(frame[name].dtype) == "category"]
-    columns = {f"dataset.{COLUMNS[role]}": name for role, name in roles.items()}
-    return {"dataset": "table", "dataset.path": path, **columns, **({"dataset.categories": words} if words else {})}
+    named = {f"dataset.{COLUMNS[role]}": name for role, name in roles.items()}
+    return {"dataset": "table", "dataset.path": path, **named, **({"dataset.categories": words} if words else {})}
 
 
 def _arrays(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,23 +100,33 @@ def _arrays(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:
-    """Return one of the arrays; objects such as words of pandas become text, "" for missing ones.
+    """Return one of the arrays; objects such as words of pandas, and dates, become text, "" for missing ones.
 
     Raises:
-        ConfigError: samples have different shapes or are no numbers.
+        ConfigError: samples have different shapes or are no numbers, or entries are masked.
     """
     import pandas as pd
 
+    if np.ma.is_masked(values):
+        raise ConfigError(f"data: {name} has masked entries; fill them, or leave these samples out")
     if isinstance(values, Sequence) and len(values):
-        values = [np.asarray(each) for each in values]
+        values = [_plain(each) for each in values]
         if len({each.shape for each in values}) > 1:
             raise ConfigError(f"data: {name} has parts of different shapes, as {values[0].shape}; make them alike")
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    if array.dtype.kind not in "OT":
+    array = _plain(values)
+    if array.dtype.kind not in "OTMm":
         return array
     if name == "x":
         raise ConfigError(f"data: x holds {array.reshape(-1)[0]!r}; give numbers, or a table with names of columns")
     return np.where(pd.isna(array), "", array.astype(np.str_))
+
+
+def _plain(values: Any) -> NDArray[Any]:
+    """Return an array or a tensor of torch as an array; NumPy has no bfloat16."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    return np.asarray(values)
 
 
 def _path(digest: str, ending: str) -> Path:

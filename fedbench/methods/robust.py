@@ -15,13 +15,15 @@ client would upload u and the server has m, it uploads
 
 Deviations:
 - All rules count clients alike, except mean and geometric.
-- Attackers are scored as all others: their test samples and what they tune before scoring are honest.
+- Attackers are scored as all others: their test samples and what they tune before scoring are honest. So are clients
+  that no round met.
 
 Batch normalisation: statistics are attacked and averaged as weights are. They count in Krum's distances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -91,11 +93,22 @@ class Robust(WrapperMethod):
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Start as the method inside; then draw who attacks."""
+        """Start as the method inside; then draw who attacks.
+
+        Raises:
+            ConfigError: nobody is to attack although some should, or clients of the method inside upload nothing.
+        """
         server, memory = super().init(task, population, generator)
-        attacker = torch.zeros(population.clients)
+        if not server:
+            raise ConfigError(f"method.base: clients of {type(self.inner).__name__} upload nothing; choose another one")
+        attacker, count = torch.zeros(population.clients), rounded_down(self.attackers, population.clients)
+        if self.attackers and not count:
+            raise ConfigError(
+                f"method.attackers={self.attackers} of {population.clients} clients is nobody; give at least "
+                f"{math.ceil(1000 / population.clients) / 1000:g}, or attackers=0"
+            )
         drawn = torch.randperm(population.clients, generator=generator)
-        attacker[drawn[: int(self.attackers * population.clients)]] = 1
+        attacker[drawn[:count]] = 1
         known = {"attack/labels": attacker} if self.attack == "labels" else {}
         return {**server, "attacker": attacker}, memory | known
 
@@ -126,12 +139,12 @@ class Robust(WrapperMethod):
         if self.rule == "mean":
             return cohort.mean(uploads)
         if self.rule in ("median", "trimmed"):
-            cut = (count - 1) // 2 if self.rule == "median" else min(int(self.trim * count), (count - 1) // 2)
+            cut = (count - 1) // 2 if self.rule == "median" else min(rounded_down(self.trim, count), (count - 1) // 2)
             return {name: leaf.sort(dim=0).values[cut : count - cut].mean(0) for name, leaf in uploads.items()}
         points = trees.flatten(uploads).double()
         squared = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square().cpu()
         if self.rule == "krum":
-            weights = nearest_to_others(squared, max(1, count - int(self.trim * count) - 2))
+            weights = nearest_to_others(squared, max(1, count - rounded_down(self.trim, count) - 2))
         else:
             weights = geometric_median(squared, cohort.weights)
         return trees.mean(uploads, weights)
@@ -140,7 +153,7 @@ class Robust(WrapperMethod):
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         stages = super().stages(local, clock)
-        if self.attack != "labels":
+        if self.attack != "labels" or clock.round >= clock.rounds:  # after the last round clients only fit a model
             return stages
         return tuple(
             replace(
@@ -179,6 +192,11 @@ class Misled:
         attacks = client.memory["attack/labels"] > 0
         labels = torch.where(attacks, client.task.classes - 1 - batch.y, batch.y)
         return self.function(work, honest(client), replace(batch, y=labels))
+
+
+def rounded_down(share: float, count: int) -> int:
+    """Return `share` of `count` clients, rounded down: 29 of 100 for the share 0.29, whose float is a little less."""
+    return int(share * count + 1e-9)
 
 
 def honest(client: Client) -> Client:

@@ -20,7 +20,7 @@ from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
 from fedbench.papers import spec
-from fedbench.papers.reproduce import launcher_of, make_runs, plan_of, select, write_table
+from fedbench.papers.reproduce import TABLE_KEYS, launcher_of, make_runs, plan_of, select, write_table
 from fedbench.papers.selection import Selection
 from fedbench.runs.progress import Output, rough_seconds
 
@@ -73,10 +73,10 @@ def evidence_command(arguments: Sequence[str]) -> int:
         return OK
     begun = time.monotonic()
     selection, names = select(arguments, KEYS)
-    if selection.changed:
-        raise ConfigError(
-            f"{selection.changed[0]} changes results, so they would not have the papers' settings; see --help"
-        )
+    if changed := selection.changed:
+        if changed[0].partition("=")[0] in TABLE_KEYS:
+            raise ConfigError(f"{changed[0]} is a key of reproduce; evidence takes names of tables, {', '.join(KEYS)}")
+        raise ConfigError(f"{changed[0]} changes results, so they would not have the papers' settings; see --help")
     selection = replace(selection, seeds=selection.seeds or SEEDS)
     launcher, at_once = launcher_of(selection)
     works, reasons = survey(selection, names or paper_tables(), at_once)

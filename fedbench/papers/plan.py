@@ -129,6 +129,11 @@ class CellRuns:
         own = tuple(job for job in self.jobs if job.seed in self.seeds)
         return (*own, *(job for part in self.parts for job in part.asked))
 
+    @property
+    def needed(self) -> tuple[Job, ...]:
+        """The runs and baselines behind its values, or behind those that it averages."""
+        return (*self.jobs, *self.baselines, *(job for part in self.parts for job in part.needed))
+
     def baseline_of(self, job: Job) -> Job | None:
         """Return the baseline run of `job`; None if there is none."""
         return next((each for each in self.baselines if each.seed == job.seed), None)

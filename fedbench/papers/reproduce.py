@@ -226,7 +226,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     finished = sum(job.finished for job in jobs)
     recorded = len(jobs) - len(plan.missing()) - finished
     console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
-    cells = sum(bool(cell.seeds) for cell in plan.cells)
+    cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
         f"{amount(cells, 'cell')}, seeds {', '.join(map(str, plan.seeds))}, {amount(len(jobs), 'run')}: "
         f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
@@ -313,9 +313,7 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     identities = {job.identity for job in lacking}
     counts = {
         "cannot be run here": sum(bool(cell.reason) for cell in cells),
-        "failed or not finished": sum(
-            any(job.identity in identities for job in (*cell.jobs, *cell.baselines)) for cell in cells
-        ),
+        "failed or not finished": sum(any(job.identity in identities for job in cell.needed) for cell in cells),
     }
     there = len(cells) - sum(counts.values())
     rest = "".join(f", {count} {word}" for word, count in counts.items() if count)

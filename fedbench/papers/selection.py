@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fedbench.config import schema
 from fedbench.config.compose import compose, is_setting, key_of
-from fedbench.config.fields import positive, typed
+from fedbench.config.fields import Component, positive, typed
 from fedbench.core.errors import ConfigError
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
 
@@ -89,7 +89,7 @@ def load_scale(name: str) -> Scale:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Component):
     """What a command line selects: a table, figures or a board, which part of it, and how its runs are made."""
 
     table: str = ""

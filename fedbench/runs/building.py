@@ -51,6 +51,11 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
             f"{dataset.name} holds token numbers, which model={run.model.label} would read as numbers; use "
             "model=embedding, or dataset.kind=table if they are"
         )
+    if partition.looks is not None and 1 < dataset.shape[0] <= partition.looks[..., 1].max():
+        raise ConfigError(
+            f"partition {partition.label} colours images of one channel or three, {dataset.name} has "
+            f"{dataset.shape[0]}; choose partition.level=4 or less"
+        )
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
     check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
@@ -157,7 +162,10 @@ class ScoredModels:
             inputs, _ = federation.gather(modality.scored.indices(self._test_set, client))
             labels = modality.scored.labels(self._test_set, client)
         else:
-            given = torch.as_tensor(np.asarray(x) if self._encode is None else self._encode(x))
+            array = np.asarray(x) if self._encode is None else self._encode(x)
+            if array.dtype.kind not in "biuf":
+                raise ConfigError(f"x holds {array.dtype}; samples must be numbers")
+            given = torch.as_tensor(array)
             flat = given.dim() == 2 and given.shape[1] == math.prod(federation.shape)
             if not len(given.shape) or not (flat or given.shape[1:] == federation.shape):
                 raise ConfigError(

@@ -176,7 +176,9 @@ class Run:
                 data are not here.
         """
         if isinstance(client, str):
-            if client not in (names := self.names):
+            if not (names := self.names):
+                raise ConfigError(f"client={client!r}: the data name no clients; give a number")
+            if client not in names:
                 raise unknown("client", client, names)
             client = names.index(client)
         return self._scored_models.predict(client, x)

@@ -507,12 +507,38 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
         ("hosp.csv", "of the type str"),
         (([[1, 2], [1]], [0, 1]), "x has parts of different shapes"),
         ((np.array([["a", None]], dtype=object), [1]), "x holds 'a'"),
+        ((X.astype("datetime64[D]"), Y), r"x holds .*1970.*; give numbers"),
+        ((np.ma.masked_less(X, 0), Y), "x has masked entries; fill them"),
+        ((frame().set_axis([*frame().columns[:-1], frame().columns[0]], axis=1), "ill"), "several columns '"),
         ((Hugging(a=[[1]], b=[[2]], c=[1]), "c"), "needs one for the samples"),
     ],
 )
 def test_data_of_no_form_are_refused(data: Any, said: str) -> None:
     with pytest.raises(FedbenchError, match=said):
         fedbench.run(*SHORT, data=data)
+
+
+def test_images_of_two_channels_are_not_coloured() -> None:
+    data = (np.random.default_rng(0).normal(size=(60, 2, 5, 5)).astype(np.float32), np.arange(60) % 10)
+    given = (*SHORT, "partition=anda", "partition.num_clients=6")
+    fedbench.run(*given, "partition.level=4", data=data)
+    with pytest.raises(FedbenchError, match=r"anda_px8 colours images of one channel or three, .* has 2; choose"):
+        fedbench.run(*given, "partition.level=8", data=data)
+
+
+def test_dates_name_clients_and_bfloat16_are_numbers() -> None:
+    """NumPy writes the former as it does no number, and has no type for the latter."""
+    days = np.array(["2020-01-02", "2020-01-01"], dtype="datetime64[D]")[np.arange(len(X)) % 2]
+    rough = torch.from_numpy(X).bfloat16()
+    read, expected = (loaded(data=each) for each in ((rough, Y, days), (rough.float().numpy(), Y, days.astype(str))))
+    assert read.names == ("2020-01-01", "2020-01-02")
+    assert read.content == expected.content
+    pairs = torch.utils.data.TensorDataset(rough, torch.arange(len(X)) % 3, torch.arange(len(X)) % 2)
+    assert loaded(data=pairs).x.tolist() == read.x.tolist()
+    late = days.copy()
+    late[3] = np.datetime64("NaT")
+    with pytest.raises(FedbenchError, match=r"1 of .* samples, the first at 3, name no client"):
+        loaded(data=(X, Y, late))
 
 
 def test_keys_of_earlier_data_are_what_they_were(tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_images_are_turned_as_pillow_does_and_coloured() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="10 or 100 classes, the data set has 4"):
         dealt("px", 1, 2, 42, classes=4)
+    with pytest.raises(ConfigError, match="the partition divides a test split, which the data set has not"):
+        build("anda").assign(Pool(np.arange(60), np.arange(60) % 10, 10), np.random.default_rng())
     with pytest.raises(ConfigError, match="3 clients blocks of 2 of 4 classes"):
         drawn("pathological_fedsac", [0, 1, 2, 3] * 5, num_clients=3)
     with pytest.raises(ConfigError, match="none of 5 draws gave each of 8 clients 10 samples"):

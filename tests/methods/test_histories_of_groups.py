@@ -18,11 +18,13 @@ from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
+from fedbench.methods import METHODS
 from fedbench.methods.fedbn import FedBN
 from fedbench.methods.fedcollab import distances
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.pacfl import PACFL
+from fedbench.methods.parts.clustered import prepares
 from fedbench.methods.per_kind import PerKind
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import ToyMeter
@@ -222,6 +224,28 @@ def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
 
 
 # ---- inside each kind
+
+
+def test_a_method_around_another_prepares_only_if_that_does() -> None:
+    """Robust and FedAdam do not, so that they may run inside each kind, there each with its own average."""
+    assert not any(prepares(METHODS.build({"name": name})) for name in ("robust", "fedadam"))
+    assert prepares(METHODS.build({"name": "fedcollab"}))
+    chosen = pair(PerKind(base={"name": "robust", "rule": "krum"}), rounds=1)
+    engine, uploads = trainer(chosen), []
+    real = engine.train
+
+    def train(*given: Any) -> Any:
+        outcome = real(*given)
+        uploads.append(trees.clone(outcome.uploads))
+        return outcome
+
+    engine.train = train  # type: ignore[method-assign]
+    simulation = Simulation(chosen, engine)
+    state = simulation.begin()
+    simulation.step(state)
+    for kind, members in (("image", (0, 1)), ("text", (2, 3, 4))):
+        leaves = trees.part(state.server, f"base:{kind}")["base/head.weight"]
+        assert any(torch.equal(leaves, uploads[0]["head.weight"][k]) for k in members), "Krum takes one upload"
 
 
 def test_rounds_of_scaffold_inside_each_kind() -> None:

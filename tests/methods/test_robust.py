@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
 from fedbench.core import trees
+from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.newcomers import Newcomers
 from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
@@ -121,3 +124,41 @@ def test_few_attackers_spoil_the_mean_and_no_other_average(attack: str) -> None:
 def test_a_server_that_does_more_than_average_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^method.base: the server of Scaffold does more than average; Robust takes"):
         Robust(base={"name": "scaffold"})
+
+
+def test_a_method_whose_clients_upload_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^method.base: clients of Local upload nothing; choose another one"):
+        simulate(setup(Robust(base={"name": "local"}), federation(SIZES)))
+
+
+def test_shares_of_clients_are_rounded_down_from_their_decimals() -> None:
+    """0.29 * 100 is 28.999999999999996 in floats; a share of nobody is refused."""
+    task, points = setup(FedAvg(), federation((9,))).task, np.random.default_rng(0).normal(size=(100, 2))
+    generator = torch.Generator().manual_seed(0)
+
+    def attacking(share: float, clients: int) -> int:
+        population = Population(torch.ones(clients), torch.ones(clients, 4))
+        server, _ = Robust(attack="sign", attackers=share).init(task, population, generator)
+        return int(server["attacker"].sum())
+
+    assert [attacking(share, 100) for share in (0.0, 0.29, 0.299, 0.3, 1.0)] == [0, 29, 29, 30, 100]
+    assert attacking(0.25, 4) == 1
+    with pytest.raises(ConfigError, match=r"^method.attackers=0.2 of 4 clients is nobody; give at least 0.25, or"):
+        attacking(0.2, 4)
+    cohort = setup(Robust(), federation((5,) * 100)).cohort(torch.arange(100), Clock(0, 1))
+    found = Robust(rule="trimmed", trim=0.29).average({"a": torch.from_numpy(points)}, cohort)["a"]
+    np.testing.assert_allclose(found, np.sort(points, axis=0)[29:71].mean(0))
+
+
+def test_clients_that_no_round_met_have_honest_labels() -> None:
+    """They are fitted to their own labels, also where everybody who trains turns them around."""
+    whole = setup(Robust(attack="labels", attackers=1.0), federation(SIZES), rounds=2, epochs=3, unseen=1)
+    newcomers = Newcomers(whole, whole.seen)
+    state = simulate(whole.seen)
+    assert state.server["attacker"].tolist() == [1.0] * 5
+    alone = setup(FedAvg(), federation(SIZES), rounds=2, epochs=3, unseen=1)
+    plain = Newcomers(alone, alone.seen)
+    received = replace(state, server=trees.part(state.server, "base"), memory=simulate(alone.seen).memory)
+    for moment in ("received", "1", "5"):
+        found, expected = (each.tallies[moment]["local"] for each in (newcomers.score(state), plain.score(received)))
+        assert found.correct.tolist() == expected.correct.tolist()

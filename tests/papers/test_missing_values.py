@@ -180,3 +180,19 @@ def test_a_run_that_failed_is_told_and_stops_no_other(
 def test_settings_that_change_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(tmp_path, "protocol.rounds=3") == 2
     assert "protocol.rounds=3 changes results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("columns=1", "columns=1 is a key of reproduce; evidence takes"),
+        ("table=toy", "table=toy is a key of reproduce; evidence takes"),
+        ("hours=0", "hours must be positive, got 0"),
+        ("hours=-1", "hours must be positive, got -1"),
+    ],
+)
+def test_keys_of_reproduce_and_no_hours_are_refused(
+    word: str, reason: str, tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(tmp_path, word, "--dry-run") == 2
+    assert reason in capsys.readouterr().err

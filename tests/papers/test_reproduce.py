@@ -133,6 +133,20 @@ def test_a_column_whose_data_is_missing_leaves_the_table_incomplete(
     assert run(tmp_path, "rows=Local") == 0, "the other column is not asked for"
 
 
+def test_a_mean_is_missing_as_long_as_one_of_its_parts_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = spec.load_spec("fedcollab_t1")
+    mean = spec.ColumnSpec("both", published={"dataset": "none"}, mean=("Label shift", "Feature shift"))
+    monkeypatch.setattr(spec, "load_spec", lambda _: dataclasses.replace(table, columns=(mean, *table.columns)))
+    monkeypatch.setattr(reproduce, "make_runs", lambda *_, **__: None)
+    monkeypatch.setattr("fedbench.papers.estimate.estimate_lines", lambda *_: [])
+    assert run(tmp_path, "rows=Local") == INCOMPLETE
+    said = capsys.readouterr().out
+    assert "\n3 cells, seeds " in said
+    assert "incomplete: 0 of 3 cells asked for are in " in said
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(

@@ -117,6 +117,10 @@ def test_of_given_samples(tmp_path: Path) -> None:
         run.predict(1, np.zeros((2, 5)))
     with pytest.raises(ConfigError, match="client=4: this run trained the clients 0 to 3"):
         run.predict(4)
+    with pytest.raises(ConfigError, match="client='4': the data name no clients; give a number"):
+        run.predict("4")
+    with pytest.raises(ConfigError, match="x holds <U1; samples must be numbers"):
+        run.predict(1, [["a"] * 64])
 
 
 @pytest.mark.slow

@@ -108,6 +108,8 @@ def require_clients(num_clients: int, samples: int) -> None:
     if num_clients > samples:
         raise ConfigError(
             f"partition.num_clients={num_clients} is more than the {samples} samples; lower it or raise dataset.limit"
+            if samples
+            else "the partition divides a test split, which the data set has not; choose another partition"
         )
 
 

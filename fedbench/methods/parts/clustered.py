@@ -282,6 +282,8 @@ def prepares(method: Method) -> bool:
     kind = type(method)
     if issubclass(kind, Coalitions):
         return kind.group is not Coalitions.group
+    if isinstance(method, WrapperMethod) and kind.prepare is WrapperMethod.prepare:
+        return prepares(method.inner)
     return kind.prepare is not Method.prepare
 
 
