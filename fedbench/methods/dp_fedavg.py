@@ -84,10 +84,16 @@ class DPFedAvg(WrapperMethod):
         return None
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Start as the method inside, with no round counted."""
+        """Start as the method inside, with no round counted.
+
+        Raises:
+            ConfigError: clients of the method inside upload nothing, or the library for epsilon is missing.
+        """
         if self.noise:
             accounting()
         server, memory = super().init(task, population, generator)
+        if not server:
+            raise ConfigError(f"method.base: clients of {type(self.inner).__name__} upload nothing; choose another one")
         rounds = torch.zeros(population.clients, dtype=torch.int64)
         return {**server, "rounds": rounds, "stateless": torch.tensor(not memory)}, memory
 

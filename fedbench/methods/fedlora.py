@@ -14,8 +14,8 @@ classification has it (personalization.local_param), and is averaged in the othe
 configuration too. The papers' texts were not at hand, so no preset follows them.
 
 Deviations:
-- Every linear and convolutional layer below the classifier layer is adapted. The authors adapt the query and value
-  matrices of transformers; `adapted=["*.qkv.weight"]` takes all attention matrices of a ViT of timm.
+- Every linear, convolutional and embedding layer below the classifier layer is adapted. The authors adapt the query
+  and value matrices of transformers; `adapted=["*.qkv.weight"]` takes all attention matrices of a ViT of timm.
 - There is no dropout before A.
 - The papers fine-tune pretrained networks. Without `model.weights` W_0 is random.
 

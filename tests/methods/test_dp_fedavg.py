@@ -219,6 +219,8 @@ class Chatty(FedAvg):
 
 
 def test_what_no_clipping_or_counting_covers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^method.base: clients of FedAvg upload nothing; choose another one"):
+        simulate(setup(DPFedAvg(FedAvg(private=("*",)), noise=0.0), federation(FOUR)))
     with pytest.raises(ConfigError, match=r"^method.base: DPFedAvg cannot clip 'secret', which is no number of the s"):
         simulate(setup(DPFedAvg(Chatty()), federation(FOUR)))
     kept = OptimizerConfig(lr=0.1, momentum=0.9, state="kept")
