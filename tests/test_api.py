@@ -211,7 +211,7 @@ def test_the_text_of_a_row_is_named(finished: fedbench.Run) -> None:
     numbers = {name for name, value in finished.row.items() if not isinstance(value, (str, bool))}
     assert {name for name in numbers if not name.startswith(FAMILIES)} <= {*NUMBERS}
     measured = {name for name in NUMBERS for metric in METRICS if metric in name}
-    assert {*NUMBERS} - measured - {"unseen", "acc_best_val", "acc_best_val_pooled"} <= finished.row.keys()
+    assert {*NUMBERS} - measured - {"unseen", "epsilon", "acc_best_val", "acc_best_val_pooled"} <= finished.row.keys()
 
 
 @pytest.mark.parametrize("bad", sampled(["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"], every=2))
