@@ -70,7 +70,7 @@ def conf_state() -> tuple[tuple[str, int], ...]:
     while folders:
         with os.scandir(folders.pop()) as entries:  # several times as fast as Path.rglob, and each compose asks
             for entry in entries:
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif entry.name.endswith(".yaml"):
                     found.append((entry.path, entry.stat().st_mtime_ns))

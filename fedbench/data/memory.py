@@ -74,8 +74,8 @@ def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
 def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     if odd := [role for role, name in roles.items() if not isinstance(name, str)]:
         raise ConfigError(f"data is a table, so its {odd[0]} must be the name of a column; {FORMS}")
-    columns = [str(name) for name in frame.columns]
-    if twice := next((name for name in columns if columns.count(name) > 1), None):
+    if (names := frame.columns.astype(str)).has_duplicates:
+        twice = names[names.duplicated()][0]
         raise ConfigError(f"data is a table with several columns '{twice}'; give each a name of its own")
     content = frame.to_csv(index=False).encode()
     path = _path(hashlib.sha256(content).hexdigest(), "csv")
