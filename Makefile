@@ -134,8 +134,8 @@ gpu-check: $(INSTALLED) ## every method by every engine on this machine's GPU ag
 	PYTHONPATH=. $(BIN)/python scripts/gpu.py
 	$(BIN)/python scripts/bench.py --device cuda --out gpu-check
 
-gpu-floor: $(INSTALLED) ## four minutes of a GPU: a step of each paper against the card's rates, joined seeds, TF32
-	for part in FLOOR KERNELS W6 TF32; do \
+gpu-floor: $(INSTALLED) ## four minutes of a GPU: a step of each paper against the card's rates, and TF32
+	for part in FLOOR KERNELS TF32; do \
 		$(BIN)/python scripts/bench.py --device cuda --only $$part --minutes 1.5 --out gpu-check; \
 	done
 

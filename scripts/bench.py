@@ -1,15 +1,14 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
-    python scripts/bench.py --only FLOOR KERNELS W6 TF32 [--steps FedSaC W1 ...] [--minutes 4]
+    python scripts/bench.py --only FLOOR KERNELS TF32 [--steps FedSaC W1 ...] [--minutes 4]
 
-W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
-program. PHASES tells where the time of a run goes. Six have to be asked for: FLOOR measures a step of each paper
-against what the machine can do, KERNELS what these steps have a GPU do, TF32 a paper's cell in float32 and in TF32,
-SCALE rounds against the number of clients and the cohort, RAY what crosses between the actors of the ray engine and
-their driver, MANY what clients cost besides training. Results go to OUT/MACHINE.json with a page beside it, those of
-the last three to OUT/scale, OUT/ray and OUT/many. FLOOR, KERNELS, W6 and TF32 store each case as soon as it is
-measured, and begin none after `--minutes`.
+W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone. PHASES tells where the
+time of a run goes. Six have to be asked for: FLOOR measures a step of each paper against what the machine can do,
+KERNELS what these steps have a GPU do, TF32 a paper's cell in float32 and in TF32, SCALE rounds against the number of
+clients and the cohort, RAY what crosses between the actors of the ray engine and their driver, MANY what clients cost
+besides training. Results go to OUT/MACHINE.json with a page beside it, those of the last three to OUT/scale, OUT/ray
+and OUT/many. FLOOR, KERNELS and TF32 store each case as soon as it is measured, and begin none after `--minutes`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, TypeVar
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import floor, precision, rounds, scale, seeds, server
+from benchmarks import floor, precision, rounds, scale, server
 from benchmarks.render import markdown
 from benchmarks.rounds import STEPS, WORKLOADS
 
@@ -57,14 +56,6 @@ def server_side(_name: str, result: Result, given: argparse.Namespace) -> None:
     result["server"] = [server.run(n, torch.device(given.device)) for n in sizes]
     result["discriminators"] = server.discriminators(given.device)
     result |= {f"server_{key}": result[key] for key in ("load_before", "commit")}
-
-
-def together(_name: str, result: Result, given: argparse.Namespace) -> None:
-    """Five seeds as one program."""
-    for name in in_time(seeds.SETTINGS, given):
-        row = seeds.run(STEPS[name], torch.device(given.device), given.repeats)
-        put(result, "seeds", row)
-        store(result, given.out)
 
 
 def floored(_name: str, result: Result, given: argparse.Namespace) -> None:
@@ -133,7 +124,6 @@ def keep(result: Result, folder: Path, found: Result, page: str) -> None:
 PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     **dict.fromkeys(WORKLOADS, local_training),
     "W5": server_side,
-    "W6": together,
     "PHASES": phased,
     "FLOOR": floored,
     "KERNELS": kernels,

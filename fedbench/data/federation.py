@@ -93,13 +93,6 @@ class Ragged:
         offsets = np.cumsum([0, *(len(each) for each in lists)])
         return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:
-        """Return the lists of all parts, with each part's shift added to its values."""
-        values = torch.cat([part.values + shift for part, shift in zip(parts, shifts, strict=True)])
-        sizes = torch.cat([part.sizes for part in parts])
-        return cls(values, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
-
     def first(self, count: int) -> Ragged:
         """The first `count` lists: views."""
         return Ragged(self.values[: int(self.offsets[count])], self.offsets[: count + 1])
@@ -152,7 +145,6 @@ class Federation:
         self.scale = dataset.scale
         self.offset = self.mean * dataset.scale
         self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
-        self.altered = partition.altered
         if partition.rotation is not None:
             self._rotate(partition, partition.rotation)
         if partition.looks is not None:
@@ -165,21 +157,6 @@ class Federation:
         self.global_test = torch.arange(dataset.num_train, len(dataset.y), device=self.device)
         self.ids = list(range(len(self.sets["train"])))  # what each client's randomness is keyed by
         self.population = self._population()
-
-    @classmethod
-    def joined(cls, parts: Sequence[Federation]) -> Federation:
-        """Join several federations over one data set, clients in order; unless clients alter images, all share them."""
-        whole = copy.copy(parts[0])
-        apart = any(part.altered for part in parts)
-        if apart:
-            whole.x = torch.cat([part.x for part in parts])
-            whole.y = torch.cat([part.y for part in parts])
-            whole.target = None if parts[0].target is None else torch.cat([part.answers for part in parts])
-        shifts = [index * len(part.y) if apart else 0 for index, part in enumerate(parts)]
-        whole.sets = {name: Ragged.joined([part.sets[name] for part in parts], shifts) for name in parts[0].sets}
-        whole.ids = [key for part in parts for key in part.ids]
-        whole.population = whole._population()
-        return whole
 
     def first(self, count: int) -> Federation:
         """The first `count` clients, over the same arrays of samples."""

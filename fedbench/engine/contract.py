@@ -89,7 +89,7 @@ class Client:
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its momentum
     # The protocol's learning rate: in a loss or direction that of the step, elsewhere the mean over the round's plain
-    # steps. It is a float64 scalar if clients with several rates train as one program.
+    # steps. With a schedule it is a float64 scalar where clients train as one program.
     lr: float | Tensor
     on_host: Mapping[str, Tensor] | None = None  # the message on the CPU for `draw`, if the message is not there
     fetch: Callable[[], Batch] | None = None

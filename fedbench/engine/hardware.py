@@ -211,16 +211,6 @@ def set_precision(*, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
-    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining.
-
-    `cards`: the machines of the runs have a GPU.
-    """
-    if config.engine != "auto" or config.device == "cpu":
-        return config.engine == "stacked"
-    return cards or pick_device(config).type == "cuda"
-
-
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each modality; `auto` is the engine that trains a few steps fastest here."""
     set_threads(config)

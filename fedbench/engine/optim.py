@@ -99,17 +99,11 @@ def round_factors(schedule: ScheduleConfig, clock: Clock, steps: int) -> Tensor:
 class Optimizer:
     """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client."""
 
-    def __init__(
-        self,
-        config: OptimizerConfig,
-        params: Tree,
-        axes: int = 0,
-        kept: Tree | None = None,
-        rates: Tensor | None = None,  # float64 [C], each client's in the place of the config's
-    ) -> None:
+    def __init__(self, config: OptimizerConfig, params: Tree, axes: int = 0, kept: Tree | None = None) -> None:
         """Continue from `kept` (see `kept_leaves`), which it changes in place; without it, begin."""
         self.config = config
-        self.lr: float | Tensor = config.lr if rates is None else rates  # of the next step: a schedule sets it
+        # Of the next step. A schedule sets it; beside a client axis to the active clients' [A], float64.
+        self.lr: float | Tensor = config.lr
         self.params = list(params.values())
         self.axes = axes
         # Steps so far; beside a client axis, where steps are captured, on the device; [C] where they differ.
@@ -132,7 +126,6 @@ class Optimizer:
             return
         params, moments, count, lr = self.params, self.moments, self.count, self.lr
         if active is not None:
-            lr = lr[:active] if isinstance(lr, Tensor) else lr
             params = [p[:active] for p in params]
             moments = [[m[:active] for m in each] for each in moments]
             count = count[:active] if isinstance(count, Tensor) and count.dim() else count

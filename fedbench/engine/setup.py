@@ -92,13 +92,13 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 
     The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
     """
-    seed, order = setup.seed_of(client), setup.order(client, stage, view.clock, purpose)
+    order = setup.order(client, stage, view.clock, purpose)
     keys = (view.clock.round, setup.federation.ids[client], stage.order)
     call = HookCaller(setup.method, view.clock, [client])
-    generator = rng.torch_rng(seed, purpose + "/noise", *keys)
+    generator = rng.torch_rng(setup.seed, purpose + "/noise", *keys)
     noise = call("draw", setup.method.draw, generator, len(order), call.client_view("draw", view))
     if setup.augmentations:
-        generator = rng.torch_rng(seed, purpose + "/augment", *keys)
+        generator = rng.torch_rng(setup.seed, purpose + "/augment", *keys)
         changes = draw_augmentation(setup.augmentations, generator, (len(order), setup.protocol.local.batch_size))
         noise = {**noise, **trees.join(augment=changes)}
     return order, noise
@@ -107,9 +107,6 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 @dataclass(frozen=True, eq=False)
 class Setup:
     """The fixed parts of a simulation: method, task, federation, protocol, seed. Worker processes share its tensors.
-
-    Several runs may train as one: their clients follow each other, `seeds` holds each run's seed, and `rates` each
-    run's learning rate if the rates differ.
 
     Clients of several modalities have their own networks, views of the data and batch shapes. `parts` holds one setup
     for each modality. It numbers all clients and serves only its `members`. Trees of a server and cohort hold the
@@ -123,8 +120,6 @@ class Setup:
     protocol: ProtocolConfig
     seed: int
     source: BatchSource = field(default=drawn)  # of mini-batches; a trial takes some of those that are `drawn`
-    seeds: tuple[int, ...] = ()  # of each run, where there are several
-    rates: tuple[float, ...] = ()
     parts: tuple[Setup, ...] = ()  # the setup of each modality, where there are several
     members: int = 0  # clients of this part's modality; 0: all clients
 
@@ -173,30 +168,15 @@ class Setup:
         return replace(self, federation=federations[0])
 
     @property
-    def runs(self) -> tuple[int, ...]:
-        """The seeds of the runs that have these clients."""
-        return self.seeds or (self.seed,)
-
-    @property
-    def run_clients(self) -> int:
-        """Clients of one run."""
-        return self.federation.clients // len(self.runs)
-
-    @property
     def at_once(self) -> int:
         """The largest number of clients of a round."""
-        cohort = len(self.runs) * self.protocol.cohort_size(self.run_clients)
+        cohort = self.protocol.cohort_size(self.federation.clients)
         return min(self.members, cohort) if self.members else cohort
 
-    def seed_of(self, client: int) -> int:
-        """The seed of the client's run, which keys its randomness together with its id."""
-        return self.runs[client // self.run_clients]
-
-    def lr_of(self, client: int, clock: Clock | None = None) -> float:
-        """The protocol's learning rate for `client`, which is its run's; at `clock` the mean over its plain steps."""
-        rate = self.rates[client // self.run_clients] if self.rates else self.protocol.optimizer.lr
-        schedule = self.protocol.optimizer.schedule
-        if clock is None or not schedule.moves:
+    def lr_of(self, client: int, clock: Clock) -> float:
+        """The protocol's learning rate for `client` at `clock`: the mean over its plain steps of the round."""
+        rate, schedule = self.protocol.optimizer.lr, self.protocol.optimizer.schedule
+        if not schedule.moves:
             return rate
         done = max(1, self.steps(client, clock))
         return rate * float(round_factors(schedule, clock, max(1, self.steps(client)))[:done].mean())
@@ -209,10 +189,9 @@ class Setup:
         config = stage.optimizer_or(self.protocol.optimizer)
         if not config.schedule.moves:
             return {}
-        steps, plain = schedule.steps(self.federation.size(client), self.protocol.local, stage), self.lr_of(client)
+        steps = schedule.steps(self.federation.size(client), self.protocol.local, stage)
         times = round_factors(config.schedule, clock, steps) if purpose == "batches" else torch.ones(steps).double()
-        own = plain if stage.optimizer is None and stage.lr is None else config.lr
-        return {"own": own * times, "plain": plain * times}
+        return {"own": config.lr * times, "plain": self.protocol.optimizer.lr * times}
 
     def steps(self, client: int, clock: Clock | None = None) -> int:
         """Local steps of the protocol's plain local work on `client`; at `clock` the number done in that round."""
@@ -221,8 +200,7 @@ class Setup:
 
     def falls_short(self, client: int, clock: Clock) -> tuple[float, bool]:
         """Return (share of its steps that `client` does in the round of `clock`, whether its upload arrives)."""
-        key = self.seed_of(client), clock.round, self.federation.ids[client]
-        return schedule.fallen_short(self.protocol.work, *key)
+        return schedule.fallen_short(self.protocol.work, self.seed, clock.round, self.federation.ids[client])
 
     def learns(self, client: int, stages: Sequence[Stage]) -> bool:
         """Whether `client` takes a step that has a loss."""
@@ -253,7 +231,7 @@ class Setup:
     def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
         """The mini-batches of one client's stage in the round of `clock`, which do not depend on the message."""
         keys = (clock.round, self.federation.ids[client], stage.order)
-        generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
+        generator = rng.torch_rng(self.seed, purpose, *keys)
         share = self.falls_short(client, clock)[0] if purpose == "batches" else 1.0
         return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator, share)
 

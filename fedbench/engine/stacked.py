@@ -52,7 +52,7 @@ class Chunk:
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None for a shared leaf
     sizes: Tensor
     steps: Tensor
-    rates: Tensor | None  # float64, learning rates; None: the protocol's for all
+    rates: Tensor | None  # float64, learning rates by the protocol's schedule; None: it has none
     clock: Clock
 
     def first(self, count: int) -> Chunk:
@@ -142,9 +142,7 @@ class Program:
         """Set up the first step."""
         self.at = torch.zeros(1, dtype=torch.int64, device=self.total.device)  # the step that comes next
         config = self.stage.optimizer_or(self.stacking.setup.protocol.optimizer)
-        rates = self.chunk.rates if self.stage.lr is None and self.stage.optimizer is None else None
-        params = {name: self.work[name] for name in self.moves}
-        self.optimizer = Optimizer(config, params, axes=1, kept=self.kept, rates=rates)
+        self.optimizer = Optimizer(config, {name: self.work[name] for name in self.moves}, axes=1, kept=self.kept)
         return self
 
     def run(self) -> None:
@@ -535,7 +533,7 @@ class StackedTrainer(Engine):
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         rates = [self.setup.lr_of(client, clock) for client in ids.tolist()]
-        differ = self.setup.rates or self.setup.protocol.optimizer.schedule.moves
+        scheduled = self.setup.protocol.optimizer.schedule.moves
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
@@ -545,7 +543,7 @@ class StackedTrainer(Engine):
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
             sent(torch.tensor([float(self.setup.steps(i, clock)) for i in ids.tolist()]), device),
-            sent(torch.tensor(rates, dtype=torch.float64), device) if differ else None,
+            sent(torch.tensor(rates, dtype=torch.float64), device) if scheduled else None,
             clock,
         )
 

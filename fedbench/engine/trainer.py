@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -121,10 +120,6 @@ class Trainer(ABC):
         Raises:
             Diverged: a model's scores are not finite.
         """
-
-    def clock(self) -> float:
-        """Seconds on the clock that times the simulation's phases."""
-        return time.perf_counter()
 
     def close(self) -> None:
         """Release processes and buffers."""

@@ -266,7 +266,7 @@ def load_board(name: str) -> Board:
 
 @dataclass(frozen=True)
 class BoardStage:
-    """A rung, or the final runs of one seed or of all seeds."""
+    """A rung, or the final runs of one seed."""
 
     name: str
     rounds: int
@@ -274,14 +274,14 @@ class BoardStage:
     rung: int | None = None  # its number; None: final runs
 
 
-def stages(board: Board, seeds: Sequence[int] = (), *, joined: bool = False) -> list[BoardStage]:
-    """Return all stages in order; `seeds` selects final runs (none: all); `joined` makes them one stage."""
-    last, asked = len(board.rungs) - 1, tuple(seeds or board.seeds)
+def stages(board: Board, seeds: Sequence[int] = ()) -> list[BoardStage]:
+    """Return all stages in order; `seeds` selects final runs (none: all)."""
+    last = len(board.rungs) - 1
     rungs = [
         BoardStage(f"{rounds} rounds", rounds, board.tuning_seeds if i == last else board.tuning_seeds[:1], i)
         for i, rounds in enumerate(board.rungs)
     ]
-    return [*rungs, *(BoardStage(FINAL, board.rounds, each) for each in ([asked] if joined else zip(asked)))]
+    return [*rungs, *(BoardStage(FINAL, board.rounds, (seed,)) for seed in seeds or board.seeds)]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config import messages
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError, FolderInUse, unknown
-from fedbench.engine.hardware import stacks
+from fedbench.engine.hardware import pick_device
 from fedbench.papers.plan import Job
-from fedbench.runs.config import RunConfig, from_plain
+from fedbench.runs.config import from_plain
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
 from fedbench.sweeps.session import scratch
 
@@ -33,17 +33,9 @@ POLL = 1.0  # seconds between two looks at the run folders
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
-def run_all(
-    waves: Sequence[Sequence[Job]],
-    launcher: Sequence[str],
-    watch: Watch | None = None,
-    *,
-    join_seeds: bool = True,
-) -> None:
+def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch | None = None) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
-    `join_seeds`: stacked runs that differ only in seed and learning rate are one program; their times are then shares
-    of its time.
     A job that fails leaves its reason in its folder and does not stop the others. `watch` gets the finished jobs now
     and then, from another thread, and once at the end.
     """
@@ -52,26 +44,10 @@ def run_all(
         for wave in waves:
             for job in (each for each in wave if each.study):  # first, as a wave of runs may last for hours
                 _study(job)
-            _launch([job for job in wave if not job.study], launcher, join_seeds=join_seeds)
+            _launch([job for job in wave if not job.study], launcher)
 
 
-def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
-    """Return groups of jobs that differ only in seed and learning rate and would train on the stacked engine.
-
-    Jobs with a tracker are left out, because wandb allows one run at a time in a process. `cards`: the launcher gives
-    each job a GPU, even if this machine has none.
-    """
-    groups: dict[str, list[Job]] = {}
-    for job in jobs:
-        if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
-            protocol = job.config.plain["protocol"]
-            alike = {"seed": 0, "protocol": {**protocol, "optimizer": {**protocol["optimizer"], "lr": 1.0}}}
-            groups.setdefault(job.config.changed(**alike).key, []).append(job)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -> None:
-    """Run all jobs, those of `_stackable` as one task of the launcher each."""
+def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
     import hydra
     from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
     from hydra.core.global_hydra import GlobalHydra
@@ -90,35 +66,33 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -
         shared_dir = f"hydra.sweep.dir='{runs_dir}/.sweeps/${{fedbench.unique:}}'"
         config = loader.load_configuration("config", [*launcher, shared_dir], run_mode=RunMode.MULTIRUN)
         cards = any(config.hydra.launcher.get(key) for key in CARDS)
-        groups = _stackable(jobs, cards=cards) if join_seeds else []
-        tasks = [*groups, *([job] for job in jobs if not any(job in group for group in groups))]
         target = str(config.hydra.launcher["_target_"])
         apart, here = not target.endswith("BasicLauncher"), target.endswith("JoblibLauncher")
-        shared = apart and len(tasks) > 1 and not cards  # the only run, often Local, has all cores
-        plains = [[_plain(job, shared=shared, apart=apart, here=here) for job in task] for task in tasks]
+        shared = apart and len(jobs) > 1 and not cards  # the only run, often Local, has all cores
+        plains = [_plain(job, shared=shared, apart=apart, here=here) for job in jobs]
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
         perform_them = functools.partial(perform, plains, apart)
 
         def attempt(numbers: Sequence[int]) -> list[JobReturn]:
             runner = Plugins.instance().instantiate_launcher(context, perform_them, config)
-            return launch(runner, folder, [[f"+task={number}"] for number in numbers], 0)
+            return launch(runner, folder, [[f"+job={number}"] for number in numbers], 0)
 
         with scratch(config):
             folder = Path(config.hydra.sweep.dir)
-            _persist(tasks, folder, attempt)
+            _persist(jobs, folder, attempt)
 
 
 CARDS = ("num_gpus", "gpus_per_node", "gpus_per_task", "gres")  # keys of launchers that give a job cards
 DIED = "its process died (killed, out of memory, or its machine is gone)"
 
 
-def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Sequence[int]], list[JobReturn]]) -> None:
-    """Give all tasks, by their numbers, to `attempt`, and those whose process died a second time.
+def _persist(jobs: Sequence[Job], folder: Path, attempt: Callable[[Sequence[int]], list[JobReturn]]) -> None:
+    """Give all jobs, by their numbers, to `attempt`, and those whose process died a second time.
 
-    A dying process of joblib ends all others, and its task is not known. So each task that had begun then runs alone,
-    and a task that kills its process costs no other.
+    A dying process of joblib ends all others, and its job is not known. So each job that had begun then runs alone,
+    and a job that kills its process costs no other.
     """
-    batches = [list(range(len(tasks)))]
+    batches = [list(range(len(jobs)))]
     died_before: set[int] = set()
     while batches:
         batch, error, returned = batches.pop(0), None, dict[int, Any]()
@@ -128,26 +102,26 @@ def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Se
             raise
         except Exception as problem:  # noqa: BLE001 - the launcher itself, or what one of its processes did to it
             error = problem
-        for job in returned.values():
-            if not _failed(job) and job.return_value.failure:
-                tell(job.return_value.failure)
+        for each in returned.values():
+            if not _failed(each) and each.return_value.failure:
+                tell(each.return_value.failure)
         died = [number for number in batch if _log(folder, number).is_file() or _failed(returned.get(number))]
-        left = [number for number in batch if number not in died and _open(tasks[number])] if error is not None else []
+        left = [number for number in batch if number not in died and _open(jobs[number])] if error is not None else []
         if error is not None and left == batch:  # nothing began: it is no process that died
             raise error
         for number in died_before.intersection(died):
-            _note_death(tasks[number], returned.get(number), _log(folder, number))
+            _note_death(jobs[number], returned.get(number), _log(folder, number))
         again = [number for number in died if number not in died_before]
         died_before.update(again)
         for number in again:
-            named = " ".join(tasks[number][0].overrides)
+            named = " ".join(jobs[number].overrides)
             tell(f"{DIED}, it is tried once more: {named}; log: {_log(folder, number)}")
         batches += [[number] for number in again] if error is not None else [again] if again else []
         batches += [left] if left else []
 
 
-def _open(task: Sequence[Job]) -> bool:
-    return any(not job.finished and not job.failure for job in task)
+def _open(job: Job) -> bool:
+    return not job.finished and not job.failure
 
 
 def _failed(returned: JobReturn | None) -> bool:
@@ -157,69 +131,56 @@ def _failed(returned: JobReturn | None) -> bool:
 
 
 def _log(folder: Path, number: int) -> Path:
-    """The log of a task, which exists from its beginning and survives its death."""
+    """The log of a job, which exists from its beginning and survives its death."""
     return folder / f"{number}.log"
 
 
-def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> None:
-    """Write into the folders of a task's runs why its process died or could not read its configuration."""
-    for job in task:
-        if not job.finished and not job.failure:
-            with contextlib.suppress(Exception), job.folder.noting_failure():
-                if log.is_file() or returned is None:
-                    raise FedbenchError(f"{DIED}, twice; log: {log}")
-                _ = returned.return_value  # raises what ended the job
+def _note_death(job: Job, returned: JobReturn | None, log: Path) -> None:
+    """Write into the folder of a job's run why its process died or could not read its configuration."""
+    if _open(job):
+        with contextlib.suppress(Exception), job.folder.noting_failure():
+            if log.is_file() or returned is None:
+                raise FedbenchError(f"{DIED}, twice; log: {log}")
+            _ = returned.return_value  # raises what ended the job
 
 
 def _plain(job: Job, *, shared: bool, apart: bool, here: bool) -> dict[str, Any]:
     """Return the plain config of a job's run, the one form in which it goes to another process."""
-    plain = dict(job.config.plain)
-    if shared and plain["hardware"]["engine"] == "auto" and not (here and stacks(job.config.hardware)):
+    plain, hardware = dict(job.config.plain), job.config.hardware
+    if shared and hardware.engine == "auto" and not (here and pick_device(hardware).type == "cuda"):
         plain["hardware"] = {**plain["hardware"], "engine": "looped"}  # runs share the cores, one each
     if apart:  # there `runs` could be another folder, and a log with rounds says how far it got
         plain |= {"runs_dir": str(Path(plain["runs_dir"]).absolute()), "progress": "lines"}
     return plain
 
 
-def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config: DictConfig) -> JobOutcome:
-    """Run one task of the launcher in any process, and write failures into the runs' folders.
+def perform(plains: Sequence[Mapping[str, Any]], logged: bool, config: DictConfig) -> JobOutcome:
+    """Run one job of the launcher in any process, and write a failure into its run's folder.
 
-    Of Hydra's config for the task only its number among `plains` and the folder of its log are used.
+    Of Hydra's config for the job only its number among `plains` and the folder of its log are used.
     """
     from hydra.core.hydra_config import HydraConfig
 
+    from fedbench.runs.execution import execute, folder_of
+
     def make() -> JobOutcome:
-        log = _log(Path(HydraConfig.get().sweep.dir), config.task)
+        log = _log(Path(HydraConfig.get().sweep.dir), config.job)
         with _printing_to(log) if logged else contextlib.nullcontext():
-            return JobOutcome(failure=_run([from_plain(plain) for plain in plains[config.task]]))
+            run = from_plain(plains[config.job])
+            return JobOutcome(failure=_failure_of(lambda: execute(run), folder_of(run)))
 
     return run_stoppable(make)
 
 
-def _run(runs: Sequence[RunConfig]) -> str:
-    """Make the runs; return the reasons of failures that could not be written into the runs' folders."""
-    from fedbench.runs.execution import execute, execute_batched, folder_of
-
-    unwritten: list[str] = []
-    together = execute_batched(runs) if len(runs) > 1 and stacks(runs[0].hardware) else []
-    for run, result in itertools.zip_longest(runs, together):
-        with _noting(folder_of(run), unwritten):
-            if isinstance(result, Exception):
-                raise result
-            if not together:
-                execute(run)
-    return "\n".join(unwritten)
-
-
-@contextlib.contextmanager
-def _noting(folder: RunFolder, unwritten: list[str]) -> Iterator[None]:
-    """Write into `folder` why the block failed; if that fails too, as on a full disk, add it to `unwritten`."""
+def _failure_of(work: Callable[[], object], folder: RunFolder) -> str:
+    """Do `work`; write into `folder` why it failed, or return that if writing fails too, as on a full disk."""
     try:
         with folder.noting_failure():
-            yield
+            work()
     except Exception as error:  # noqa: BLE001 - noted, or told
         if not folder.failure() and not isinstance(error, FolderInUse):
-            unwritten.append(messages.explained(error)[1])
+            return messages.explained(error)[1]
+    return ""
 
 
 @contextlib.contextmanager
@@ -247,15 +208,16 @@ def _printing_to(path: Path) -> Iterator[None]:
 def _study(job: Job) -> None:
     from fedbench.papers.studies import STUDIES
 
-    folder, unwritten = job.folder, list[str]()
-    with _noting(folder, unwritten), folder:
-        folder.clear()
-        if job.study not in STUDIES:
-            raise unknown("study", job.study, STUDIES)
-        found = STUDIES[job.study](job.config)
-        made = {"seed": job.seed, "data": job.data, "code": folder.today}
-        folder.finish({**found, **made})
-    for failure in unwritten:
+    def make() -> None:
+        with job.folder as folder:
+            folder.clear()
+            if job.study not in STUDIES:
+                raise unknown("study", job.study, STUDIES)
+            found = STUDIES[job.study](job.config)
+            made = {"seed": job.seed, "data": job.data, "code": folder.today}
+            folder.finish({**found, **made})
+
+    if failure := _failure_of(make, job.folder):
         tell(failure)
 
 

@@ -101,16 +101,14 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
 
 def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
     """Run what `ledger` lacks, stage by stage, and record it; stop at a stage with missing runs and return these."""
-    from fedbench.engine.hardware import stacks
     from fedbench.papers.boards import FINAL, stages
 
     launcher, _ = launcher_of(selection)
     make_folder(ledger.folder)
-    joined = not selection.launcher and stacks(next(ledger.entries(stages(ledger.board)[0])).job.config.hardware)
-    for stage in stages(ledger.board, seeds, joined=joined):  # on this machine's GPU the seeds of a row are one program
+    for stage in stages(ledger.board, seeds):
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
-        name = f"{FINAL}, seed {', '.join(map(str, stage.seeds))}" if stage.name == FINAL else stage.name
+        name = f"{FINAL}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name
         print(f"{name}: {amount(len(entries), 'run')}, {len(missing)} to do", flush=True)
         try:
             if missing:

@@ -176,8 +176,7 @@ def reproduce(selection: Selection) -> int:
         return OK
     _require_cells(planned)
     if missing:
-        timed = any(metric.timing for metric in planned.spec.metrics)
-        make_runs(missing, launcher, join_seeds=not timed)
+        make_runs(missing, launcher)
     planned, table = write_table(selection)
     console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(render.draw_terminal(table, console.width))
@@ -471,7 +470,6 @@ def make_runs(
     missing: Sequence[Job],
     launcher: Sequence[str],
     *,
-    join_seeds: bool = True,
     write: Callable[[Sequence[Job]], None] | None = None,
 ) -> None:
     """Make the runs with a progress bar; `write` is called now and then with the finished ones.
@@ -491,4 +489,4 @@ def make_runs(
             if write is not None:
                 write(finished)
 
-        run_all((missing,) if write else (first, rest), launcher, watch, join_seeds=join_seeds)
+        run_all((missing,) if write else (first, rest), launcher, watch)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +21,7 @@ from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 from fedbench.engine import simulation as states
-from fedbench.engine.hardware import pick_trainer, set_threads, stacked_engine
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.newcomers import Newcomers, Unseen
@@ -31,7 +29,6 @@ from fedbench.engine.recording import Arrays, check
 from fedbench.engine.schedule import all_steps
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.trainer import Engine, Trainer, by_modality
 from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, Measured, fairness
 from fedbench.plots.runs import partition_svg
@@ -170,10 +167,9 @@ MOST = 8  # classes that a line names
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
-def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
+def execute(run: RunConfig, purpose: str = "") -> Run:
     """Make a run, resume an interrupted one, or read a finished one.
 
-    `make_proxy` wraps the engine that is picked for the run: see fedbench.engine.seeds.
     `purpose`, shown next to the method's name, says what the run is for.
 
     Raises:
@@ -186,7 +182,7 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if (status := _status(run, folder)) != "finished":
             with folder:  # which another process may have held until it had finished the run
                 if (status := _status(run, folder)) != "finished":
-                    row = experiment(run, folder, observer, make_proxy, purpose, begun=status == "partial")
+                    row = experiment(run, folder, observer, purpose, begun=status == "partial")
         if status == "finished":
             row = recall(run, folder)
             observer.recall(row)
@@ -223,7 +219,6 @@ def experiment(
     run: RunConfig,
     folder: RunFolder,
     observer: Observer,
-    make_proxy: Callable[[Trainer], Trainer] | None = None,
     purpose: str = "",
     *,
     begun: bool = False,
@@ -259,7 +254,6 @@ def experiment(
     # The engine that trains clients, what says how the run is made, and the loop over rounds, which goes on where an
     # interrupted one was saved.
     trainer = pick_trainer(setup, run.hardware)
-    trainer = trainer if make_proxy is None else make_proxy(trainer)
     try:
         simulation = Simulation(setup, trainer, observer, run.recorders, keeps_sources=run.settings.save_models)
         saved_state = load_checkpoint(run, folder, setup) if begun else None
@@ -513,40 +507,3 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
         ]
         files_of(folder.path).write({CLIENTS: as_csv(clients), RESULT: as_json(row)})
     return folder.result()
-
-
-def _has_estimates(run: RunConfig) -> bool:
-    with suppress(FedbenchError):  # raised again by the run itself
-        data = fingerprint.load_data(run.dataset)
-        return bool(data.columns) or data.estimates or data.target is not None
-    return False
-
-
-def _outcome(run: RunConfig) -> Run | Exception:
-    try:
-        return execute(run)
-    except Exception as error:  # noqa: BLE001 - of this run alone
-        return error
-
-
-def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
-    """`execute` each of `runs`, all on the stacked engine; a failed run's result is its error."""
-    from fedbench.engine.seeds import joint_setup, together  # which a single run does without
-
-    if any(map(_has_estimates, runs)):  # the samples of each seed are as its training samples say
-        return [_outcome(run) for run in runs]
-    references = [run.local for run in runs if run.local is not None]
-    lacking = {each.key: each for each in references if run_status(each, folder_of(each)) != "finished"}
-    if lacking:  # once each, as runs may share one; an error comes up again, in the run that needs the reference
-        execute_batched(list(lacking.values()))
-
-    def joint(setups: Sequence[Setup]) -> Trainer:
-        return by_modality(
-            setups[0], [alike(each) for each in zip(*(setup.modalities for setup in setups), strict=True)]
-        )
-
-    def alike(setups: Sequence[Setup]) -> Engine:
-        return stacked_engine(joint_setup(setups), runs[0].hardware)
-
-    set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
-    return together([functools.partial(execute, run) for run in runs], joint)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
@@ -24,8 +23,6 @@ from fedbench.engine import checkpoint
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.newcomers import Newcomers
-from fedbench.engine.seeds import Request, joint_setup, merged, split
-from fedbench.engine.setup import first_round_inputs
 from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.workers import WorkersTrainer, spec_of
@@ -253,25 +250,6 @@ def check_stacked_equals_looped(subject: Subject) -> None:
             assert apart < 1e-9, f"{kind}, {chunk} clients a chunk: the state differs by {apart:.1g}"
             apart = gap(everything(state), everything(expected))
             assert apart < 1e-6, f"{kind}, {chunk} clients a chunk: scores or losses differ by {apart:.1g}"
-
-
-def check_runs_at_other_rates_train_as_one(subject: Subject) -> None:
-    """Two runs at different learning rates, as rows of one program, train and score as each does alone."""
-    clock = Clock(0, ROUNDS)
-    runs = [subject.toy("mlp", optimizer=OptimizerConfig(lr=lr)) for lr in (0.1, 0.02)]
-    joint, sizes = StackedTrainer(joint_setup(runs), 99, rerun), [len(each.everyone) for each in runs]
-    for training in (True, False):
-        asked = [
-            Request(training, each.everyone, *first_round_inputs(each, each.everyone, clock), clock, ("local",))
-            for each in runs
-        ]
-        found = split(merged(asked, [0, sizes[0]]).served_by(joint), sizes)
-        for run, request, ours in zip(runs, asked, found, strict=True):
-            alone = request.served_by(LoopedTrainer(run))
-            apart = max(gap(ours.uploads, alone.uploads), gap(ours.memory, alone.memory))
-            assert apart < 1e-9, f"at rate {run.protocol.optimizer.lr} an upload or the memory differs by {apart:.1g}"
-            for name, counted in alone.counts.items():
-                assert all(map(torch.equal, ours.counts[name], counted)), f"scores on {name} differ"
 
 
 def check_traffic_is_what_was_sent(subject: Subject) -> None:

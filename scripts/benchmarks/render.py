@@ -71,24 +71,6 @@ def _phases(found: Row) -> list[str]:
     ]
 
 
-def _seeds(rows: list[Row]) -> list[str]:
-    ways = {
-        "one seed": "one",
-        "one after the other": "apart",
-        "as one program": "together",
-        "in as many processes": "processes",
-    }
-    lines = [
-        (
-            row["what"],
-            *(f"{row['seconds'][way]:.3g}" if way in row["seconds"] else "-" for way in ways.values()),
-            f"{row['load_before']:.1f}",
-        )
-        for row in rows
-    ]
-    return ["W6, seconds of a round of local training:", "", *table(("", *ways, "load"), *lines)]
-
-
 def _floor(rows: list[Row]) -> list[str]:
     measured = rows[-1]["rates"]
     rates = [f"{measured[name] / 1e12:.3g} T operations a second in {name}" for name in measured if name != "bytes"]
@@ -169,7 +151,6 @@ PARTS = {  # by the key of the results
     "rounds": _rounds,
     "server": _server,
     "phases": _phases,
-    "seeds": _seeds,
     "floor": _floor,
     "tf32": _tf32,
     "rivals": _rivals,

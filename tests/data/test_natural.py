@@ -26,7 +26,7 @@ from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.natural import Natural
 from fedbench.runs.building import build, split_data
 from fedbench.runs.config import from_plain, resolve
-from fedbench.runs.execution import client_names, execute_batched
+from fedbench.runs.execution import client_names
 from tests.helpers.tiers import sampled
 
 SHORT = ("method=fedavg", "protocol.rounds=1", "protocol.local.epochs=1", "hardware=cpu", "reference=none")
@@ -100,16 +100,6 @@ def test_a_sweep_takes_the_same(tmp_path: Path) -> None:
     assert found["partition"].tolist() == ["natural"] * 2
     assert found["acc"][0] == alone.row["acc"]
     assert str(alone.folder) in set(found["path"] if "path" in found else found["folder"])
-
-
-@pytest.mark.slow
-def test_seeds_that_are_batched_have_their_own_estimates(tmp_path: Path) -> None:
-    overrides = [[*SHORT, *table(csv(tmp_path)), f"seed={seed}", "hardware.engine=stacked"] for seed in (0, 1)]
-    together = execute_batched([resolve(compose([*each, f"runs_dir={tmp_path}/batched"])) for each in overrides])
-    for run, each in zip(together, overrides, strict=True):
-        assert isinstance(run, fedbench.Run)
-        assert run.clients["acc"].tolist() == fedbench.run(*each).clients["acc"].tolist()
-        assert float(run.rounds[-1]["train_loss"]) == float(fedbench.run(*each).rounds[-1]["train_loss"])
 
 
 def test_names_are_in_files_and_figures(tmp_path: Path) -> None:

@@ -155,10 +155,11 @@ def test_optimizer_equals_torch_with_a_client_axis_or_without(
     start = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in shapes]
     grads = [[torch.randn(2, *s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(4)]
     ours = [p.clone() for p in start]
-    given = torch.tensor(rates, dtype=torch.float64) if rates else None
-    optimizer = Optimizer(config, named(ours), axes=1, rates=given)
+    optimizer = Optimizer(config, named(ours), axes=1)
     for step, grad in enumerate(grads):
         active = 2 if step < 2 else 1  # the second client stops after two steps
+        if rates:
+            optimizer.lr = torch.tensor(rates[:active], dtype=torch.float64)
         optimizer.step([g[:active] for g in grad], active)
     for client, steps in ((0, 4), (1, 2)):
         net = nn.ParameterList([nn.Parameter(p[client].clone()) for p in start])

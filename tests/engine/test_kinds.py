@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from fedbench.engine import simulation as states
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
-from fedbench.engine.seeds import joint_setup, together
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import ModalitiesTrainer, Outcome, Trainer
+from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.engine.trial import check_hooks
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
@@ -35,26 +33,6 @@ from tests.helpers.pair import KIND, UNLIKE, apart, pair, personal, serving, sim
 from tests.helpers.pretended import ENGINES as PRETENDED
 from tests.helpers.pretended import of_kinds, trial
 from tests.helpers.tiers import sampled, tiered
-from tests.methods.toys import gap
-from tests.methods.toys import simulate as simulate_on
-
-
-@pytest.mark.slow
-def test_runs_whose_last_clients_are_unseen_train_together_as_alone() -> None:
-    """The second run's clients come right behind those that the first one meets."""
-    one = pair(FedAvg(), unseen=1).seen
-    setups = [one, replace(one, seed=5, parts=tuple(replace(part, seed=5) for part in one.parts))]
-
-    def work(setup: Setup, make: Callable[[Trainer], Trainer]) -> State:
-        return simulate_on(setup, make(trainer(setup)))
-
-    def joint(several: Sequence[Setup]) -> Trainer:
-        alike = zip(*(each.modalities for each in several), strict=True)
-        return ModalitiesTrainer(several[0], [StackedTrainer(joint_setup(kinds), 9) for kinds in alike])
-
-    for setup, state in zip(setups, together([partial(work, each) for each in setups], joint), strict=True):
-        assert isinstance(state, State)
-        assert gap(state.server, simulate(setup).server) < 1e-9
 
 
 @pytest.mark.parametrize("name", sampled(UNLIKE, every=3))

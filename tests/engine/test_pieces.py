@@ -1,4 +1,4 @@
-"""Pieces of the engines on their own: processes that hang, simulations that never began, programs on other tensors."""
+"""Pieces of the engines on their own: processes that hang, programs on other tensors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench.config.schema import HardwareConfig, LocalConfig, WorkConfig
+from fedbench.config.schema import LocalConfig, WorkConfig
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware, schedule, seeds, timing, workers
+from fedbench.engine import hardware, schedule, timing, workers
 from fedbench.engine.contract import Clock, Cohort, Stage
 from fedbench.engine.newcomers import Newcomers
-from fedbench.engine.seeds import Answer, MakeProxy, Request, SimulationThread, merged, split, together
-from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import layers
 from fedbench.models.small import MLP, LeNet5
@@ -84,83 +82,6 @@ def test_a_shared_tree_lays_its_leaves_out_apart_and_keeps_their_types() -> None
     tree = {"own": torch.zeros(5, 2), **trees.expand({"same": torch.zeros(3)}, 5)}
     assert workers.spec_of(tree) == {"own": ((5, 2), torch.float32), "same": ((1, 3), torch.float32)}
     assert workers.spec_of(tree, 4) == {"own": ((4, 2), torch.float32), "same": ((4, 3), torch.float32)}
-
-
-# ---- several simulations as one
-
-
-def request(first: int, count: int, *, training: bool = True, score: tuple[str, ...] = (), at: int = 1) -> Request:
-    ids = torch.arange(first, first + count)
-    return Request(training, ids, {"w": ids.double()[:, None]}, {"m": -ids.float()}, Clock(at, 3), score)
-
-
-def test_requests_are_put_together_and_their_outcome_is_taken_apart() -> None:
-    one, two = request(1, 2, score=("local",)), request(0, 3, score=("local",))
-    whole = merged([one, two], [0, 7])
-    assert whole.ids.tolist() == [1, 2, 7, 8, 9]
-    assert whole.message["w"].flatten().tolist() == [1, 2, 0, 1, 2]
-    assert whole.memory["m"].tolist() == [-1, -2, 0, -1, -2]
-    assert (whole.training, whole.clock, whole.score) == (True, CLOCK, ("local",))
-    numbers = torch.arange(5.0)
-    counts = {"local": (numbers[:, None], numbers[:, None] + 10)}
-    parts = split(Outcome({"u": numbers}, {"k": numbers + 1}, numbers + 2, counts), [2, 3])
-    for part, own in zip(parts, ([0.0, 1.0], [2.0, 3.0, 4.0]), strict=True):
-        assert part.uploads["u"].tolist() == own
-        assert part.memory["k"].tolist() == [each + 1 for each in own]
-        assert part.loss.tolist() == [each + 2 for each in own]
-        assert [leaf.flatten().tolist() for leaf in part.counts["local"]] == [own, [each + 10 for each in own]]
-
-
-def test_the_run_that_is_furthest_behind_goes_first_and_is_scored_before_the_next_trains() -> None:
-    def waiting(*requests: Request | None) -> list[int]:
-        threads: list[Any] = [SimpleNamespace(request=each, place=place) for place, each in enumerate(requests)]
-        threads = [type("Seat", (), vars(each))() for each in threads]
-        return [threads.index(each) for each in seeds._furthest_behind(threads)]
-
-    assert waiting(request(0, 2, at=2), request(0, 2, at=1), request(5, 1, at=1)) == [1, 2]
-    assert waiting(request(0, 2, at=1), request(0, 2, at=1, training=False), None) == [1]
-
-
-def test_a_simulation_that_never_began_needs_no_end() -> None:
-    begun: list[int] = []
-
-    def interrupted(_: MakeProxy) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        together([interrupted, lambda _: begun.append(1)], lambda _: pytest.fail("no engine is needed"))
-    assert not begun
-    thread: SimulationThread[int] = SimulationThread(lambda _: 3)
-    assert (thread.request, thread.seat, thread.stopped) == (None, None, None)
-    thread.stop()
-    thread.start()
-    assert thread.result() == 3
-    thread.stop()
-
-
-def test_a_simulation_that_is_stopped_asks_no_more_however_often_it_tries() -> None:
-    asked: list[int] = []
-
-    def stubborn(_: MakeProxy) -> str:
-        for attempt in range(3):
-            try:
-                found = thread._ask(request(attempt, 1)).outcome
-                if isinstance(found, BaseException):
-                    raise found
-            except KeyboardInterrupt:  # noqa: PERF203 - what is tried again
-                asked.append(attempt)
-        return "done"
-
-    thread: SimulationThread[str] = SimulationThread(stubborn)
-    thread.start()
-    assert thread.request is not None
-    thread.go_on(Answer(KeyboardInterrupt()))
-    assert thread.request.ids.tolist() == [1]
-    thread.stop()
-    assert asked == [0, 1, 2]
-    assert [thread.request] == [None]
-    assert not thread._thread.is_alive()
-    assert thread.result() == "done"
 
 
 # ---- the clients of a kind, and rows of clients that no round met
@@ -396,25 +317,3 @@ def test_a_pass_is_timed_within_a_graph_of_several(monkeypatch: pytest.MonkeyPat
     assert timing._seconds(lambda *given: told.append(given), 1, 2) == 3.0 / timing.REPEATS
     within = ["begin", *[(1, 2)] * timing.REPEATS, "end"]
     assert told == [(1, 2), (1, 2), "wait", *within, "replay", "wait", "clock", "replay", "wait", "clock"]
-
-
-@pytest.mark.parametrize(
-    ("engine", "device", "gpu", "cards", "expected"),
-    [
-        ("auto", "auto", False, False, False),
-        ("auto", "auto", True, False, True),
-        ("auto", "auto", False, True, True),
-        ("auto", "cpu", True, True, False),
-        ("auto", "cuda", True, False, True),
-        ("stacked", "cpu", False, False, True),
-        ("stacked", "auto", False, False, True),
-        ("looped", "auto", True, True, False),
-        ("workers", "cpu", False, False, False),
-    ],
-)
-def test_seeds_are_joined_where_they_may_be_stacked(
-    engine: Any, device: str, gpu: bool, cards: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpu))
-    assert hardware.stacks(HardwareConfig(engine=engine, device=device), cards=cards) is expected

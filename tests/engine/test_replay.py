@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +18,8 @@ from fedbench.config.schema import HardwareConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import hardware, stacked
-from fedbench.engine.contract import Client, Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.seeds import joint_setup
-from fedbench.engine.setup import Setup, first_round_inputs
+from fedbench.engine.contract import Client
+from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import Capture, Program, StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
@@ -82,22 +80,6 @@ def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) 
     plain = everything(simulate(chosen, StackedTrainer(chosen, 99)))
     assert gap(found, plain) < 1e-12
     assert len(traces.kinds) == len(set(traces.kinds)) < traces.replays / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_learning_rates_of_rows_are_read_at_every_step(optimizer: str) -> None:
-    """A replayed program has those of the clients that it is given, not of the ones that it was captured with."""
-    fast, clock = ragged(optimizer), Clock(0, 3)
-    slow = replace(fast, protocol=replace(fast.protocol, optimizer=replace(OPTIMIZERS[optimizer], lr=0.003)))
-    captured = StackedTrainer(joint_setup([fast, slow]), 99, traced)
-    sent, _ = first_round_inputs(fast, torch.arange(3), clock)
-    first = {name: leaf[:1] for name, leaf in sent.items()}
-    for ids in ([1, 3, 6], [7, 9, 0]):  # two of the fast run and one of the slow, then the other way round
-        found = captured.train(torch.tensor(ids), sent, {}, clock).uploads
-        for row, client in enumerate(ids):
-            alone = LoopedTrainer((fast, slow)[client // 6]).train(torch.tensor([client % 6]), first, {}, clock).uploads
-            assert gap({name: leaf[row : row + 1] for name, leaf in found.items()}, alone) < 1e-12
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from fedbench.core.trees import Tree
 from fedbench.engine import stacked
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.optim import factors
-from fedbench.engine.seeds import joint_setup
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.finetune import Finetune
@@ -200,18 +199,6 @@ def test_the_tuning_before_scoring_has_the_full_rate() -> None:
     message = tuned.method.send(state.server, tuned.cohort(ids, clock))
     one, other = (StackedTrainer(each, 2).evaluate(ids, message, {}, clock, ("local",)) for each in (tuned, flat))
     assert torch.equal(one["local"][0], other["local"][0])
-
-
-def test_runs_at_several_rates_are_one_program() -> None:
-    config = OptimizerConfig(lr=0.1, schedule=STEP)
-    one, two = (setup(FedAvg(), rounds=3, optimizer=replace(config, lr=lr)) for lr in (0.1, 0.02))
-    joint = joint_setup([one, two])
-    count = one.federation.clients
-    for clock in (Clock(0, 3), Clock(2, 3)):
-        assert [joint.lr_of(each, clock) for each in (0, count)] == [one.lr_of(0, clock), two.lr_of(0, clock)]
-        found = [joint.scheduled_rates(each, Stage(), clock, "batches")["own"][0].item() for each in (0, count)]
-        times = float(factors(STEP, 3)[clock.round])
-        assert found == pytest.approx([0.1 * times, 0.02 * times])
 
 
 def test_scaffold_divides_by_the_round_s_rate_and_refuses_one_that_changes_within() -> None:

@@ -130,15 +130,6 @@ class Padded(FedAvg):
 
 
 @dataclass(frozen=True)
-class OneRate(FedAvg):
-    """Takes the learning rate from the protocol, which has one for all, and not from the client."""
-
-    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """FedAvg's, as if the rate were 1."""
-        return super().loss(work, client, batch) / client.optimizer.lr
-
-
-@dataclass(frozen=True)
 class Crowded(FedAvg):
     """Sends another model to each place in the cohort."""
 

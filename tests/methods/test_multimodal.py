@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_kind_goes_on_as_if_it_were_alone(base: str) -> None:
     found = personal(chosen, simulate(chosen))
     for kind, ids in enumerate(([0, 1], [2, 3, 4])):
         whole = chosen.modalities[kind].federation
-        only = Federation.joined([whole])
+        only = copy.copy(whole)
         only.sets = {n: pick(each, ids) for n, each in whole.sets.items()}
         only.ids = ids
         only.population = only._population()

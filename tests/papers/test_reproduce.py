@@ -16,7 +16,6 @@ from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import FolderInUse
 from fedbench.papers import reproduce, spec, store
 from fedbench.papers.selection import Selection
-from fedbench.papers.spec import MetricSpec
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
 from tests.helpers.tiers import sampled
@@ -221,18 +220,15 @@ def test_a_dry_run_says_which_published_values_are_missing() -> None:
     assert sum(line.startswith("published, and in no cell") and first.label in line for line in lines) == cells
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else their times were shares of one program's. Local's runs, which others need, come first."""
+def test_runs_of_local_which_others_need_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [
         SimpleNamespace(failure="", config=SimpleNamespace(labels={"method": name})) for name in ("fedavg", "local")
     ]
-    metrics = [MetricSpec("acc"), MetricSpec("seconds", timing=timed)]
-    planned = SimpleNamespace(spec=SimpleNamespace(metrics=metrics), missing=lambda: jobs)
+    planned = SimpleNamespace(missing=lambda: jobs)
     asked: list[Any] = []
 
-    def run_all(waves: Any, launcher: Any, _watch: Any, *, join_seeds: bool) -> None:
-        asked.append((waves, launcher, join_seeds))
+    def run_all(waves: Any, launcher: Any, _watch: Any) -> None:
+        asked.append((waves, launcher))
         raise InterruptedError  # what follows is the table
 
     monkeypatch.setattr("fedbench.papers.execute.run_all", run_all)
@@ -241,7 +237,7 @@ def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytes
         monkeypatch.setattr(reproduce, name, lambda *_: None)
     with pytest.raises(InterruptedError):
         reproduce.reproduce(Selection("toy", jobs=1))
-    assert asked == [(([jobs[1]], [jobs[0]]), [], not timed)]
+    assert asked == [(([jobs[1]], [jobs[0]]), [])]
 
 
 @pytest.mark.parametrize(

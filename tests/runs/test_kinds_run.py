@@ -18,7 +18,7 @@ from fedbench.papers import spec
 from fedbench.recorders import RECORDERS, parse
 from fedbench.runs.building import build, split_data
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.runs.execution import execute, execute_batched
+from fedbench.runs.execution import execute
 from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import sampled
 
@@ -218,18 +218,3 @@ def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
     altered = dataclasses.replace(clients(), rotation=np.zeros(4))
     with pytest.raises(FedbenchError, match="one client only"):
         altered.repeated(2)
-
-
-@pytest.mark.slow
-def test_several_seeds_as_one_give_what_each_gives_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    method = ["method=fedsac_multimodal", "protocol.score=both", "hardware.engine=stacked"]
-    seeds = [[*method, f"seed={seed}"] for seed in (0, 1)]
-    joint = execute_batched([config(*each, folder=tmp_path / "joint") for each in seeds])
-    for each, found in zip(seeds, joint, strict=True):
-        alone = execute(config(*each, folder=tmp_path / "alone"))
-        assert not isinstance(found, Exception)
-        same = {name: found.row[name] for name in ("key", "acc", "acc_of_text", "bytes_up", "bytes_down")}
-        assert same == {name: pytest.approx(alone.row[name]) for name in same if name != "key"} | {
-            "key": alone.row["key"]
-        }
-    assert not caplog.records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -121,26 +120,8 @@ def test_a_workload_run_again_leaves_the_others(bench: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [[1.0, 5.0], [3.0, 4.0]]  # seconds of two processes' rounds
-    monkeypatch.setattr(bench.seeds, "at_once", lambda *_: told)
-    found = bench.seeds.run(tiny(bench), CPU, 1)
-    assert set(found["seconds"]) == {"one", "apart", "together", "processes"}
-    assert found["seconds"]["processes"] == 4.0, "the median of rounds that take 3 and 5"
-    assert found["largest_difference"] <= 1e-5
-    joint = bench.seeds.joint_setup
-
-    def as_seed_0(setups: Any) -> Any:
-        return dataclasses.replace(joint(setups), seeds=(0,) * len(setups))
-
-    monkeypatch.setattr(bench.seeds, "joint_setup", as_seed_0)
-    with pytest.raises(AssertionError, match="differ from five apart"):
-        bench.seeds.run(tiny(bench), CPU, 1)
-
-
-@pytest.mark.slow
-def test_seeds_in_processes_of_their_own(bench: Any) -> None:
-    found = bench.rounds.at_once(bench.seeds.one_of_several, 2, 2, "W2", "cpu")
+def test_rounds_in_several_processes(bench: Any) -> None:
+    found = bench.rounds.at_once("W2", 2, 2)
     assert [len(each) for each in found] == [2, 2], "without the warm-up"
     assert all(seconds > 0 for each in found for seconds in each)
 

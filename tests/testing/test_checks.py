@@ -47,7 +47,6 @@ BROKEN = [
     (checks.check_collaboration_is_row_stochastic, outside.Lopsided, "rows of W sum to"),
     (checks.check_clients_that_are_too_small_are_refused, outside.Modest, "no ConfigError"),
     (checks.check_stacked_equals_looped, outside.Padded, "differ"),
-    (checks.check_runs_at_other_rates_train_as_one, outside.OneRate, "at rate 0.02 an upload"),
     (checks.check_is_deterministic_whatever_else_is_random, outside.Loud, "global generator"),
     (checks.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
     (checks.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),

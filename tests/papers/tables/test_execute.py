@@ -1,4 +1,4 @@
-"""Runs that end without a word are told of; runs that must not share a process do not."""
+"""Runs that end without a word are told of; runs at once share the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -23,7 +22,7 @@ from fedbench.config.compose import compose
 from fedbench.config.messages import one_line
 from fedbench.core.errors import Stale
 from fedbench.papers import execute
-from fedbench.papers.plan import Job, local_reference
+from fedbench.papers.plan import Job
 from fedbench.runs.config import from_plain, resolve
 from fedbench.sweeps.jobs import JobOutcome
 from tests.helpers.codes import edit
@@ -113,7 +112,7 @@ def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
     jobs = seeds_of(job(f"runs_dir={tmp_path / 'runs'}"), 5)
     (folder := tmp_path / "logs").mkdir()
     pool = Pool(folder, jobs, lambda number, tries: number in killers and tries <= times, shared=shared)
-    execute._persist([[each] for each in jobs], folder, pool)
+    execute._persist(jobs, folder, pool)
     lost = killers if times == 2 else ()
     assert [number for number, each in enumerate(jobs) if not each.finished] == [*lost]
     for number in lost:
@@ -152,7 +151,7 @@ def test_a_launcher_that_cannot_be_had_is_one_line(
 def test_a_launcher_that_begins_nothing_is_an_error(tmp_path: Path) -> None:
     pool = Mock(side_effect=RuntimeError("no such cluster"))
     with pytest.raises(RuntimeError, match="no such cluster"):
-        execute._persist([[job(f"runs_dir={tmp_path}")]], tmp_path, pool)
+        execute._persist([job(f"runs_dir={tmp_path}")], tmp_path, pool)
 
 
 def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> Non
             raise RuntimeError("the pool is broken")
         return pool(numbers)
 
-    execute._persist([[each] for each in jobs], tmp_path, attempt)
+    execute._persist(jobs, tmp_path, attempt)
     assert pool.asked == [[1, 2]]
     assert all(each.finished for each in jobs)
 
@@ -197,38 +196,9 @@ def test_another_process_finds_the_folder_that_it_is_asked_in_to_stop(
     one = job()
     execute.run_all([[Job(one.overrides, one.config.changed(runs_dir=str(runs)))]], ["hydra/launcher=joblib"])
     (context, _, config), _ = instantiate.call_args
-    folder = Path(context.config_loader.load_sweep_config(config, ["+task=0"]).hydra.sweep.dir)
+    folder = Path(context.config_loader.load_sweep_config(config, ["+job=0"]).hydra.sweep.dir)
     assert folder == Path(config.hydra.sweep.dir)
     assert folder.parent == runs / ".sweeps"
-
-
-@pytest.mark.parametrize("logged", [False, True])
-def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logged: bool) -> None:
-    more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
-    jobs = [job(*more, f"seed={seed}") for seed in range(2)]
-    assert execute._stackable(jobs) == ([] if logged else [jobs])
-
-
-def test_runs_that_differ_in_seed_and_learning_rate_alone_are_one_program(tmp_path: Path) -> None:
-    more = ("method=fedprox", "hardware.engine=stacked", f"runs_dir={tmp_path}")
-    settings = ("method.mu=0.1", "method.mu=0.1", "method.mu=0.2", "method.mu=0.2")
-    rates = (0.1, 0.02, 0.1, 0.05)
-    jobs = [
-        job(*more, setting, f"protocol.optimizer.lr={rate}", f"seed={seed}")
-        for setting, rate in zip(settings, rates, strict=True)
-        for seed in range(2)
-    ]
-    assert execute._stackable(jobs) == [jobs[:4], jobs[4:]]
-    for other in ("protocol.rounds=2", "protocol.optimizer.momentum=0.5", "protocol.optimizer.name=adam"):
-        apart = job(*more, "method.mu=0.1", "protocol.optimizer.lr=0.02", other)
-        assert execute._stackable([jobs[0], apart]) == []
-
-
-def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
-    more = ("method=fedavg", "hardware.engine=stacked", f"runs_dir={tmp_path}")
-    twins = [local_reference(job(*more, f"seed={seed}")) for seed in range(2)]
-    assert execute._stackable(twins) == [twins]
-    assert [local_reference(twin) for twin in twins] == twins, "Local needs no reference"
 
 
 @pytest.mark.parametrize(
@@ -243,49 +213,34 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     jobs = [job(*more, f"seed={seed}") for seed in range(runs)]
     execute.run_all([jobs], ["hydra/launcher=joblib"])
     (_, task, _), _ = instantiate.call_args
-    tasks, apart = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
+    plains, apart = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
     assert apart
-    found = [from_plain(plain) for plains in tasks for plain in plains]
+    found = [from_plain(plain) for plain in plains]
     assert [each.hardware.engine for each in found] == [expected] * runs
     assert [each.key for each in found] == [each.key for each in jobs]
 
 
-def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one client after the other, and seeds stay one program."""
-    monkeypatch.setattr("fedbench.engine.hardware.pick_device", lambda _: torch.device("cuda"))
-    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
-    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
-    more = (f"runs_dir={tmp_path}", "hardware.device=auto")
-    jobs = [job(*more, f"protocol.rounds={rounds}", f"seed={seed}") for rounds in (1, 2) for seed in (0, 1)]
-    execute.run_all([jobs], ["hydra/launcher=joblib"])
-    (_, task, _), _ = instantiate.call_args
-    tasks = task.args[0]
-    assert [[plain["hardware"]["engine"] for plain in plains] for plains in tasks] == [["auto", "auto"]] * 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "joined", "size"),
+    ("launcher", "gpu", "expected"),
     [
-        (("gpus",), True, 1),
-        (("gpus", "num_gpus=0.5"), True, 2),
-        (("gpus", "num_gpus=0.5"), False, 1),
-        (("cpu", "num_gpus=1"), True, 1),
+        (["joblib"], False, "looped"),
+        (["joblib"], True, "auto"),
+        (["ray"], True, "looped"),
+        (["ray", "hydra.launcher.num_gpus=0.5"], False, "auto"),
     ],
 )
-def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], joined: bool, size: int
+def test_runs_at_once_on_gpus_keep_their_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: list[str], gpu: bool, expected: str
 ) -> None:
-    """Whether this machine has one or not: it may be a cluster's login node. Not where seconds are to be compared."""
+    """On one of this machine, or on those that the launcher gives: this machine may be a cluster's login node."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
     monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
-    hardware = "auto" if asked[0] == "gpus" else "cpu"
-    jobs = [job(f"runs_dir={tmp_path}", f"hardware={hardware}", f"seed={seed}") for seed in range(2)]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    launcher = ["hydra/launcher=ray", *(f"hydra.launcher.{each}" for each in asked[1:])]
-    execute.run_all([jobs], launcher, join_seeds=joined)
+    jobs = [job(f"runs_dir={tmp_path}", "hardware=auto", f"seed={seed}") for seed in range(2)]
+    execute.run_all([jobs], [f"hydra/launcher={launcher[0]}", *launcher[1:]])
     (_, task, _), _ = instantiate.call_args
-    assert [len(plains) for plains in task.args[0]] == [size] * (2 // size)
+    assert [plain["hardware"]["engine"] for plain in task.args[0]] == [expected] * 2
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, Diverged, FedbenchError, UnknownName
 from fedbench.methods import METHODS
-from fedbench.papers import boards, execute, standings
+from fedbench.papers import boards, standings
 from fedbench.papers import leaderboard as command
-from fedbench.papers.boards import FINAL, Board, BoardFederation, BoardTrial, Ledger, Range, stages
+from fedbench.papers.boards import Board, BoardFederation, BoardTrial, Ledger, Range, stages
 from fedbench.papers.selection import Selection
 from fedbench.papers.standings import Standing
 from fedbench.runs import execution, fingerprint
@@ -145,33 +145,6 @@ def test_cells_over_fewer_clients_say_so(tmp_path: Path) -> None:
     assert final.row["clients_on_val"] == 7
     assert f"{final.row['acc']:.2f} (8 of 10 clients)" in drawn
     assert "(7 of 10 clients)" in drawn
-
-
-@pytest.mark.slow
-def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_path: Path) -> None:
-    """Where runs are stacked; the others, and all runs elsewhere, are jobs."""
-    ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.engine=stacked"])
-    jobs = [entry.job for entry in ledger.entries(stages(BOARD)[0], ("local", "fedavg", "better"))]
-    assert execute._stackable(jobs) == [jobs[:2], jobs[2:4]]
-    elsewhere = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware=cpu"])
-    assert execute._stackable([entry.job for entry in elsewhere.entries(stages(BOARD)[0])]) == []
-
-
-@pytest.mark.slow
-def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
-    filled: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = [f"runs_dir={tmp_path / 'runs'}", "hardware.engine=stacked", "progress=none"]
-    ledger = Ledger(BOARD, tmp_path / "board", settings)
-    command.fill_board(ledger, Selection(jobs=1), (2, 0), ("local", "fedavg"))
-    assert "final, seed 2, 0: 4 runs, 4 to do\n" in capsys.readouterr().out
-    (final,) = (stage for stage in stages(BOARD, (2, 0), joined=True) if stage.rung is None)
-    jobs = [entry.job for entry in ledger.entries(final, ("local", "fedavg"))]
-    assert execute._stackable(jobs) == [jobs[:2], jobs[2:]]
-    finals = {place: line for place, line in ledger.lines.items() if line["stage"] == FINAL}
-    assert sorted(place[-1] for place in finals) == [0, 0, 2, 2]
-    for place, line in finals.items():
-        assert float(line["acc"]) == pytest.approx(float(filled.lines[place]["acc"]), abs=2)
 
 
 @pytest.mark.slow
