@@ -151,9 +151,13 @@ class PFedFDA(Method):
     ) -> tuple[Tensor, Tensor]:
         """Return the b of `first` [G] for means and of `second` [G] for covariances whose sum of losses is least."""
         single, losses = self.betas == "single", []
-        for b in second.unbind():
+        mixtures = [mixed_discriminants(own, given, second, self.eps) for own, _ in parts]
+        for g, b in enumerate(second.unbind()):
             tried = b.unsqueeze(0) if single else first
-            folds = [held_out(z, own, tested, given, log_prior, tried, b, self.eps) for own, tested in parts]
+            folds = [
+                held_out(z, own, tested, given, log_prior, tried, weights[g])
+                for (own, tested), weights in zip(parts, mixtures, strict=True)
+            ]
             losses.append(trees.sum_of(folds))
         best = torch.cat(losses).argmin().unsqueeze(0)
         of_covariance = second.gather(0, best // len(tried))[0]
@@ -166,17 +170,18 @@ def interpolated(own: Tree, given: Tree, of_means: Tensor, of_covariance: Tensor
     return {name: b[name] * own[name] + (1 - b[name]) * leaf for name, leaf in given.items()}
 
 
-def precise(covariance: Tensor, means: Tensor, eps: float) -> Tensor:
-    """Return means [K, d] times the inverse of the shrunk covariance [d, d]."""
-    level = covariance.diagonal().mean()
-    S = (1 - eps) * covariance + eps * level * torch.eye(len(covariance), device=means.device).to(means)
-    solved: Tensor = torch.linalg.solve_ex(S, means.t())[0]  # a singular S is not asked after: a diverged run is found
-    return solved.t()
+def precise(covariances: Tensor, means: Tensor, eps: float) -> Tensor:
+    """Return means [K, d] times the inverses of the shrunk covariances [G, d, d], [G, K, d]."""
+    level = covariances.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    S = (1 - eps) * covariances + eps * level * torch.eye(means.shape[1], device=means.device).to(means)
+    right = means.t().expand(len(S), -1, -1)
+    solved: Tensor = torch.linalg.solve_ex(S, right)[0]  # a singular S is not asked after: a diverged run is found
+    return solved.mT
 
 
 def discriminant(statistics: Tree, log_prior: Tensor, eps: float) -> Tree:
     """Return weight [K, d] and bias [K] of the discriminant of `statistics`."""
-    weight = precise(statistics["covariance"], statistics["means"], eps)
+    weight = precise(statistics["covariance"].unsqueeze(0), statistics["means"], eps)[0]
     return {"weight": weight, "bias": log_prior - (weight * statistics["means"]).sum(1) / 2}
 
 
@@ -185,15 +190,26 @@ def logits(model: Tree, z: Tensor) -> Tensor:
     return functional.linear(z, model["lda/weight"], model["lda/bias"])
 
 
+def mixed_discriminants(own: Tree, given: Tree, of_covariance: Tensor, eps: float) -> Tensor:
+    """Return the weights [G, 2, K, d] of own and of given means under G covariances, mixed by `of_covariance` [G].
+
+    All are solved for at once, since a GPU takes as long for one.
+    """
+    b = of_covariance.view(-1, 1, 1)
+    S = b * own["covariance"] + (1 - b) * given["covariance"]
+    both = torch.cat([own["means"], given["means"]])
+    return precise(S, both, eps).unflatten(1, (2, -1))
+
+
 def held_out(
-    z: Tensor, own: Tree, tested: Tensor, given: Tree, log_prior: Tensor, first: Tensor, b: Tensor, eps: float
+    z: Tensor, own: Tree, tested: Tensor, given: Tree, log_prior: Tensor, first: Tensor, weights: Tensor
 ) -> Tensor:
     """Return the mean cross-entropy [G] on the samples `tested` [n, K] of G discriminants.
 
-    Their means are mixed by `first` [G], their covariances by `b`; logits and biases are mixed, not S solved for again.
+    Their means are mixed by `first` [G]. `weights` [2, K, d] are of own and of given means, under one S. So logits and
+    biases are mixed, and nothing is solved for again.
     """
-    S = b * own["covariance"] + (1 - b) * given["covariance"]
-    ours, theirs = precise(S, own["means"], eps), precise(S, given["means"], eps)
+    ours, theirs = weights
     a = first.view(-1, 1, 1)
     weight, means = a * ours + (1 - a) * theirs, a * own["means"] + (1 - a) * given["means"]  # [G, K, d]
     bias = log_prior - (weight * means).sum(2) / 2
