@@ -87,13 +87,11 @@ class DPFedAvg(WrapperMethod):
         """Start as the method inside, with no round counted.
 
         Raises:
-            ConfigError: clients of the method inside upload nothing, or the library for epsilon is missing.
+            ConfigError: the library for epsilon is missing.
         """
         if self.noise:
             accounting()
         server, memory = super().init(task, population, generator)
-        if not server:
-            raise ConfigError(f"method.base: clients of {type(self.inner).__name__} upload nothing; choose another one")
         rounds = torch.zeros(population.clients, dtype=torch.int64)
         return {**server, "rounds": rounds, "stateless": torch.tensor(not memory)}, memory
 

@@ -96,11 +96,9 @@ class Robust(WrapperMethod):
         """Start as the method inside; then draw who attacks.
 
         Raises:
-            ConfigError: nobody is to attack although some should, or clients of the method inside upload nothing.
+            ConfigError: nobody is to attack although some should.
         """
         server, memory = super().init(task, population, generator)
-        if not server:
-            raise ConfigError(f"method.base: clients of {type(self.inner).__name__} upload nothing; choose another one")
         attacker, count = torch.zeros(population.clients), rounded_down(self.attackers, population.clients)
         if self.attackers and not count:
             raise ConfigError(

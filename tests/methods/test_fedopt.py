@@ -171,3 +171,8 @@ def test_private_heads_stay_at_home_and_have_no_state(name: str) -> None:
 def test_a_server_that_does_more_than_average_is_refused() -> None:
     with pytest.raises(ConfigError, match="the server of Scaffold does more than average; FedAdam takes fedavg"):
         FedAdam(base=Scaffold())
+
+
+def test_a_method_whose_clients_upload_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^method.base: clients of Local upload nothing; choose another one"):
+        simulate(setup(FedAdam(base={"name": "local"})))

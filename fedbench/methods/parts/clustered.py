@@ -124,7 +124,14 @@ class WrapperMethod(Method):
     # ---- one server of the inner method, in the namespace `base`
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start as the method inside.
+
+        Raises:
+            ConfigError: its clients upload nothing, so a server has nothing to change.
+        """
         base, memory = self.inner.init(task, population, generator)
+        if not base:
+            raise ConfigError(f"method.base: clients of {type(self.inner).__name__} upload nothing; choose another one")
         return trees.join(base=base), memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
