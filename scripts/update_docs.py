@@ -76,12 +76,23 @@ def speed() -> str:
     parts = []
     for file in sorted((ROOT / "results" / "bench").glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
-        rounds = found["rounds"]
-        engines = [*dict.fromkeys(engine for row in rounds for engine in row["vs_plain"])]
-        ratios = [
-            [row["what"], *(f"{row['vs_plain'][name]:.2f}" if name in row["vs_plain"] else "-" for name in engines)]
-            for row in rounds
-        ]
+        rounds, steps = found["rounds"], found.get("floor", [])
+        where = f"{found['machine']}, torch {found['version_torch']}, {found['date']}"
+        page = f"../results/bench/{file.stem}.md"
+        there = " on the same GPU" if steps else ""
+        parts.append(f"Speed relative to one process of plain PyTorch{there}\n([all numbers]({page})).\n{where}.\n")
+        if rounds:
+            parts.append(ratios("workload", {row["what"]: row["vs_plain"] for row in rounds}))
+        if steps:  # of training on a GPU
+            rates = {
+                f"{row['workload']}: {row['what']}": {way: each["rate"] for way, each in row["ways"].items()}
+                for row in steps
+            }
+            over = {
+                what: {way: rate / of["plain"] for way, rate in of.items() if way != "plain"}
+                for what, of in rates.items()
+            }
+            parts.append(ratios("training step of", over))
         words = {row["workload"]: row["what"] for row in rounds}
         rivals = [
             [
@@ -93,14 +104,17 @@ def speed() -> str:
             for row in found.get("rivals", ())
             for rival in row["rivals"]
         ]
-        where = f"{found['machine']}, torch {found['version_torch']}, {found['date']}"
-        page = f"../results/bench/{file.stem}.md"
-        parts.append(f"Speed relative to one process of plain PyTorch ([all numbers]({page})).\n{where}.\n")
-        parts.append(markdown_table([("workload", *engines), *ratios]))
         if rivals:
             head = ("workload", "program", "processes of each", "speed of fedbench / speed of the other")
             parts += ["The fastest engine compared with other programs:\n", markdown_table([head, *rivals])]
     return "\n".join(parts)
+
+
+def ratios(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table of the ratio of each engine, by row."""
+    engines = [*dict.fromkeys(engine for row in rows.values() for engine in row)]
+    cells = [[what, *(f"{row[name]:.2f}" if name in row else "-" for name in engines)] for what, row in rows.items()]
+    return markdown_table([(title, *engines), *cells])
 
 
 @cache
