@@ -266,10 +266,31 @@ def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
     if setup.at_once == 1:
         return LoopedTrainer(setup)
     stacked = stacked_engine(setup, config)
+    step = _tried(setup, _on_gpu(setup, stacked))
+    return LoopedTrainer(setup) if step and _loops(step) else stacked
+
+
+def _on_gpu(setup: Setup, stacked: StackedTrainer) -> dict[str, EngineCandidate]:
+    """The contenders, of which `stacked` would train."""
     same = partial(StackedTrainer, chunk=stacked.chunk, capture=stacked.capture)
     together = EngineCandidate(same, min(stacked.chunk, setup.at_once))
-    step = _tried(setup, {"looped": EngineCandidate(LoopedTrainer), "stacked": together})
-    return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
+    return {"looped": EngineCandidate(LoopedTrainer), "stacked": together}
+
+
+def _loops(step: Mapping[str, float]) -> bool:
+    return step["looped"] < CLEARLY * step["stacked"]
+
+
+def pace(setup: Setup, config: HardwareConfig) -> float:
+    """Return the seconds of a client's plain local step: on a CPU in one process, on a GPU by the engine of `config`.
+
+    Raises:
+        Diverged: the first steps diverge.
+    """
+    if setup.federation.device.type != "cuda" or setup.at_once == 1 or config.engine not in ("auto", "stacked"):
+        return time_engines(setup, {"looped": EngineCandidate(LoopedTrainer)})["looped"]
+    step = time_engines(setup, _on_gpu(setup, stacked_engine(setup, config)))
+    return step["looped" if config.engine == "auto" and _loops(step) else "stacked"]
 
 
 def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str, float]:

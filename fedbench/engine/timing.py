@@ -26,7 +26,7 @@ from fedbench.models.task import Task
 # How fast an engine trains on this machine: a few steps of a run's own local work are timed, once, and remembered.
 
 FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
-TIMING_FORMAT = 6  # raised when what is timed changes
+TIMING_FORMAT = 7  # raised when what is timed changes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class EngineCandidate:
 class TruncatedBatches:
     """A source of the first few mini-batches of each stage, which counts those given and those of a whole stage."""
 
-    def __init__(self, steps: int) -> None:
+    def begin(self, steps: int) -> None:
+        """Give `steps` mini-batches of each stage from now on, and count anew."""
         self.steps = steps
         self.planned = self.taken = 0
 
@@ -84,19 +85,22 @@ def seconds_a_step(setup: Setup, contender: EngineCandidate) -> float:
     clock = Clock(0, setup.protocol.rounds)
     message, memory = first_round_inputs(setup, clients, clock)
 
-    def timed(steps: int) -> tuple[float, TruncatedBatches]:
-        cut = TruncatedBatches(steps)
-        trainer = contender.build(replace(setup, source=cut))
+    cut = TruncatedBatches()
+    trainer = contender.build(replace(setup, source=cut))
+
+    def timed(steps: int) -> float:
+        cut.begin(steps)
         _wait(setup.federation.device)
         begin = now()
         trainer.train(clients, message, memory, clock)
         _wait(setup.federation.device)
-        return now() - begin, cut
+        return now() - begin
 
-    timed(FEW)  # to warm up
-    (little, few), (seconds, more) = timed(FEW), timed(MORE)
-    if more.taken > few.taken:
-        seconds += max(0.0, seconds - little) / (more.taken - few.taken) * (more.planned - more.taken)
+    timed(FEW if setup.federation.device.type == "cpu" else MORE)  # to warm up; a GPU captures steps meanwhile
+    little, few = timed(FEW), cut.taken
+    seconds = timed(MORE)
+    if cut.taken > few:
+        seconds += max(0.0, seconds - little) / (cut.taken - few) * (cut.planned - cut.taken)
     if setup.federation.device.type == "cuda":
         torch.cuda.empty_cache()  # what is free decides how many clients are trained at once
     return seconds / max(1, sum(setup.steps(client) for client in clients.tolist()))

@@ -84,7 +84,7 @@ class ResourceEstimate(RunTimes):
     def _timed(self, config: RunConfig, setup: Setup) -> float:
         """Return the seconds of a run, from those of a step."""
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
-        return batches * self._pace(repr([config.dataset, config.model, config.protocol.local]), setup, FedAvg())
+        return batches * self._pace(config, setup, FedAvg())
 
 
 def estimate(

@@ -15,12 +15,11 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.hardware import processes, set_threads
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.hardware import pace, processes, set_threads
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
-from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
+from fedbench.engine.timing import run_steps
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import prepares
 from fedbench.runs.building import build
@@ -63,10 +62,8 @@ class RunTimes:
         Raises:
             FedbenchError: it cannot be built.
         """
-        setup, alike = self.setup(config), [config.dataset, config.model, config.protocol.local]
-        own, usual = (  # a step takes the same on every partition
-            self._pace(repr([*alike, method]), setup, method) for method in (config.method, FedAvg())
-        )
+        setup = self.setup(config)
+        own, usual = (self._pace(config, setup, method) for method in (config.method, FedAvg()))
         adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
         scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
         return run_steps(setup) * own + scored * usual
@@ -84,17 +81,20 @@ class RunTimes:
             / processes(setup, config.hardware, seconds)
         )
 
-    def _pace(self, where: str, setup: Setup, method: Method) -> float:
-        """Return the seconds of a plain local step with `method`, mean over the modalities; timed once `where`."""
-        if where not in self._steps and self._steps and self.patience <= 0:
+    def _pace(self, config: RunConfig, setup: Setup, method: Method) -> float:
+        """Return the seconds of a plain local step with `method`, mean over the modalities.
+
+        It is timed once, as it is the same on every partition.
+        """
+        alike = repr([config.dataset, config.model, config.protocol.local, config.hardware, method])
+        if alike not in self._steps and self._steps and self.patience <= 0:
             return sum(self._steps.values()) / len(self._steps)
-        if where not in self._steps:
+        if alike not in self._steps:
             begin = time.monotonic()
-            one = {"looped": EngineCandidate(LoopedTrainer)}
-            paces = [time_engines(replace(modality, method=method), one)["looped"] for modality in setup.modalities]
-            self._steps[where] = sum(paces) / len(paces)
+            paces = [pace(replace(modality, method=method), config.hardware) for modality in setup.modalities]
+            self._steps[alike] = sum(paces) / len(paces)
             self.patience -= time.monotonic() - begin
-        return self._steps[where]
+        return self._steps[alike]
 
 
 def contention() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import time
@@ -29,7 +30,7 @@ from fedbench.engine.history import History, Record
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation, pack, unpack
-from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.stacked import WARM, StackedTrainer
 from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.methods.ditto import Ditto
@@ -167,6 +168,35 @@ def test_a_gpu_takes_the_faster_of_stacked_and_looped(
     assert type(picked(chosen)) is StackedTrainer, "noise is no reason"
     steps_take(looped=0.002, stacked=0.003)
     assert type(picked(chosen)) is LoopedTrainer
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "cohort", "seconds", "expected"),
+    [
+        ("cpu", "auto", 1.0, 0.5, 2.0),
+        ("cuda", "auto", 1.0, 0.5, 0.5),
+        ("cuda", "auto", 1.0, 3.0, 2.0),
+        ("cuda", "stacked", 1.0, 3.0, 3.0),
+        ("cuda", "looped", 1.0, 0.5, 2.0),
+        ("cuda", "auto", 0.2, 0.5, 2.0),
+    ],
+)
+def test_a_step_is_timed_with_the_engine_that_trains(
+    device: str,
+    engine: str,
+    cohort: float,
+    seconds: float,
+    expected: float,
+    steps_take: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step takes 2 s with the plain loop; a single client is not stacked."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)
+    steps_take(looped=2.0, stacked=seconds)
+    chosen = setup(FedAvg(), cohort=cohort)
+    chosen.federation.device = torch.device(device)
+    assert hardware.pace(chosen, HardwareConfig(engine=engine)) == expected
 
 
 @pytest.mark.parametrize(("chunk", "graph", "at_once"), [(3, "auto", 3), (9, "auto", 5), (3, "off", None)])
@@ -308,9 +338,8 @@ class Scripted:
     def build(self, brief: Setup) -> Any:
         def train(ids: Tensor, message: Any, memory: Any, clock: Clock) -> None:
             assert (message["given"] is ids, memory["own"], clock) == (True, clock, Clock(0, 2))
-            for client in ids.tolist():
-                brief.source(brief, client, Stage(), Mock(clock=clock), "batches")
-            self.told.append(ids.tolist())
+            given = [brief.source(brief, client, Stage(), Mock(clock=clock), "batches") for client in ids.tolist()]
+            self.told.append((ids.tolist(), len(given[0][0])))
             self.now += self.seconds.pop(0)
 
         return Mock(train=train)
@@ -323,8 +352,12 @@ def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypat
     monkeypatch.setattr(timing, "drawn", lambda *_: (schedule.Order(torch.arange(40), [1] * 40), {}))
     pace = timing.seconds_a_step(chosen, EngineCandidate(scripted.build, 2))
     assert pace == 3.0 / (60 + 40), "no faster than without the further steps"
-    waits = ["wait for cuda"] if device == "cuda" else []
-    assert scripted.told == [*[*waits, [3, 1], *waits] * 3, *(["emptied"] if waits else [])]
+    gpu = device == "cuda"
+    waits = ["wait for cuda"] * gpu
+    first = timing.MORE if gpu else timing.FEW  # in which a GPU captures steps of every kind
+    assert first > WARM or not gpu
+    rounds = [[*waits, ([3, 1], steps), *waits] for steps in (first, timing.FEW, timing.MORE)]
+    assert scripted.told == [*itertools.chain(*rounds), *["emptied"] * gpu]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

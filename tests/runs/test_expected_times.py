@@ -29,7 +29,7 @@ def config(place: Path, *overrides: str) -> RunConfig:
 @pytest.fixture
 def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
     """What a command prints, with steps that take a second each, on a core that is shared by two."""
-    monkeypatch.setattr(estimate, "time_engines", lambda *_: {"looped": 1.0})
+    monkeypatch.setattr(estimate, "pace", lambda *_: 1.0)
     monkeypatch.setattr(estimate, "contention", lambda: 2.0)
 
     def run(*arguments: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_long_run_says_how_it_gets_shorter_and_what_is_left_of_an_interrupted_
 ) -> None:
     run = config(tmp_path, "method=local", *SMALL)
     setup = build(run)
-    monkeypatch.setattr(estimate, "time_engines", lambda *_: {"looped": 1.0})
+    monkeypatch.setattr(estimate, "pace", lambda *_: 1.0)
     monkeypatch.setattr(estimate, "SMALLER", 100)
     monkeypatch.setattr(estimate, "LONG", 1.0)
     assert estimate.expectation(run, setup, folder_of).endswith("here: local 4 rounds; smaller: dataset.limit=100")
@@ -96,16 +96,14 @@ def test_a_long_run_says_how_it_gets_shorter_and_what_is_left_of_an_interrupted_
     def fails(*_: object) -> None:
         raise RuntimeError("a method that needs its preparation first")
 
-    monkeypatch.setattr(estimate, "time_engines", fails)
+    monkeypatch.setattr(estimate, "pace", fails)
     assert estimate.expectation(run, setup, folder_of) == ""
     assert execute(run).row["rounds"] == 4
 
 
 def test_the_steps_of_many_methods_are_timed_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[str] = []
-    monkeypatch.setattr(
-        estimate, "time_engines", lambda setup, _: timed.append(type(setup.method).__name__) or {"looped": 1.0}
-    )
+    monkeypatch.setattr(estimate, "pace", lambda setup, _: timed.append(type(setup.method).__name__) or 1.0)
     times = estimate.RunTimes(patience=0.0)
     runs = [config(tmp_path, f"method={name}", *SMALL) for name in ("fedavg", "ditto", "fedprox")]
     assert all(times.expected(run) > 0 for run in runs)

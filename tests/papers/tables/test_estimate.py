@@ -13,6 +13,7 @@ import torch
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.engine.hardware import client_bytes
+from fedbench.engine.setup import Setup
 from fedbench.papers import estimate, plan, spec
 from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection
@@ -63,11 +64,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods whose steps were timed."""
     methods: list[str] = []
 
-    def pace(setup: object, contenders: dict[str, object]) -> dict[str, float]:
-        methods.append(type(setup.method).__name__)  # type: ignore[attr-defined]
-        return dict.fromkeys(contenders, 1.0)
+    def pace(setup: Setup, _: object) -> float:
+        methods.append(type(setup.method).__name__)
+        return 1.0
 
-    monkeypatch.setattr(run_times, "time_engines", pace)
+    monkeypatch.setattr(run_times, "pace", pace)
     return methods
 
 
@@ -91,7 +92,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
 
 def test_a_step_takes_the_mean_over_the_kinds_of_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paces = iter((1.0, 5.0))
-    monkeypatch.setattr(run_times, "time_engines", lambda *_: {"looped": next(paces)})
+    monkeypatch.setattr(run_times, "pace", lambda *_: next(paces))
     made = planned(tmp_path, [ROWS[0]])
     job = made.jobs[-1]
     each = estimate.ResourceEstimate(made)
@@ -193,11 +194,11 @@ def test_the_steps_of_a_method_s_own_are_timed_and_its_scoring_is_fedavgs(
 ) -> None:
     paces, told = {"FedBABU": 5.0, "FedAvg": 2.0}, []
 
-    def pace(setup: Any, contenders: dict[str, object]) -> dict[str, float]:
+    def pace(setup: Setup, _: object) -> float:
         told.append(type(setup.method).__name__)
-        return dict.fromkeys(contenders, paces[told[-1]])
+        return paces[told[-1]]
 
-    monkeypatch.setattr(run_times, "time_engines", pace)
+    monkeypatch.setattr(run_times, "pace", pace)
     made = planned(tmp_path, [{"label": "FedBABU", "overrides": TUNED}])
     (job,) = made.cells[0].jobs
     each = estimate.ResourceEstimate(made)
