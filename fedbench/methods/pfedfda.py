@@ -176,7 +176,7 @@ def precise(covariances: Tensor, means: Tensor, eps: float) -> Tensor:
     S = (1 - eps) * covariances + eps * level * torch.eye(means.shape[1], device=means.device).to(means)
     right = means.t().expand(len(S), -1, -1)
     solved: Tensor = torch.linalg.solve_ex(S, right)[0]  # a singular S is not asked after: a diverged run is found
-    return solved.mT
+    return solved.transpose(1, 2)
 
 
 def discriminant(statistics: Tree, log_prior: Tensor, eps: float) -> Tree:
@@ -198,7 +198,8 @@ def mixed_discriminants(own: Tree, given: Tree, of_covariance: Tensor, eps: floa
     b = of_covariance.view(-1, 1, 1)
     S = b * own["covariance"] + (1 - b) * given["covariance"]
     both = torch.cat([own["means"], given["means"]])
-    return precise(S, both, eps).unflatten(1, (2, -1))
+    weights: Tensor = precise(S, both, eps).view(len(S), 2, *own["means"].shape)
+    return weights
 
 
 def held_out(
@@ -209,7 +210,7 @@ def held_out(
     Their means are mixed by `first` [G]. `weights` [2, K, d] are of own and of given means, under one S. So logits and
     biases are mixed, and nothing is solved for again.
     """
-    ours, theirs = weights
+    ours, theirs = weights.unbind()
     a = first.view(-1, 1, 1)
     weight, means = a * ours + (1 - a) * theirs, a * own["means"] + (1 - a) * given["means"]  # [G, K, d]
     bias = log_prior - (weight * means).sum(2) / 2
