@@ -52,7 +52,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
 
 
 def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
-    """Return a data frame with one row for each finished run; a list or tuple holds values to combine.
+    """Return a data frame with one row for each finished run; a list, tuple, range or array holds values to combine.
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
@@ -67,7 +67,10 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
 
     arguments = ["-m", *overrides]
     for key, value in values.items():
-        arguments.append(f"{key}={','.join(map(_text, value if isinstance(value, (list, tuple)) else [value]))}")
+        several = isinstance(value, (list, tuple, range)) or getattr(value, "ndim", 0) == 1  # of NumPy, pandas
+        if not (each := [*value] if several else [value]):
+            raise ConfigError(f"{key}: there is no value to combine; give one at least, or leave {key} out")
+        arguments.append(f"{key}={','.join(map(_text, each))}")
     with _told(overrides), contextlib.ExitStack() as quiet:
         arguments[1:1] = _data(data)
         if not any(text.startswith("progress=") for text in arguments):
@@ -92,6 +95,8 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
     from fedbench.runs.execution import changed_since
     from fedbench.runs.run import collect
 
+    if odd := [each for each in folders if not isinstance(each, (str, Path))]:
+        raise ConfigError(f"{odd[0]!r} is no folder: give each by itself, load('runs', 'others')")
     found = collect(folders or (os.environ.get("FEDBENCH_RUNS", "runs"),), config=config)
     if not found.empty:
         found["code_changed"] = [", ".join(changed_since(Path(path))) for path in found["path"]]

@@ -166,6 +166,11 @@ def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[s
     one = fedbench.run("method=fedavg", *SHORT, seed=1, runs_dir=runs)
     assert frame["acc"].iloc[3] == one.row["acc"]
     assert Path(frame["path"].iloc[3]) == one.folder
+    for several in (range(2), np.arange(2), pd.Series([1, 0, 1])):
+        again = fedbench.sweep("method=local", *SHORT, seed=several, runs_dir=runs)
+        assert sorted(again["seed"]) == [0, 1], "each run once"
+    with pytest.raises(ConfigError, match="seed: there is no value to combine"):
+        fedbench.sweep("method=local", *SHORT, seed=[], runs_dir=runs)
 
 
 @pytest.mark.slow
@@ -184,6 +189,8 @@ def test_load_is_every_run(finished: fedbench.Run, runs: Path) -> None:
     assert mine["protocol.rounds"].item() == 2
     with pytest.raises(FedbenchError, match="no such folder"):
         fedbench.load(runs / "nowhere")
+    with pytest.raises(ConfigError, match="is no folder: give each by itself"):
+        fedbench.load([runs])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

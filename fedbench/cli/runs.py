@@ -79,6 +79,8 @@ def collect_command(arguments: Sequence[str]) -> int:
         raise ConfigError("--against compares client by client; add --clients")
     if not 0 <= given.margin <= 100:
         raise ConfigError(f"--margin {given.margin:g}: it must be in 0 to 100 points")
+    if given.margin != parser.get_default("margin") and not given.against:
+        raise ConfigError("--margin counts only in a comparison; add --clients --against METHOD")
     if given.out is not None and given.out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {given.out}: the name must end in .csv or .parquet")
     if given.out is not None and not given.out.parent.is_dir():
@@ -189,6 +191,8 @@ def tta_command(arguments: Sequence[str]) -> int:
     chosen.add_argument("--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached")
     parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
     given = parser.parse_args(arguments)
+    if given.reference is not None and not given.reference <= 100:
+        raise ConfigError(f"--reference {given.reference:g}: give an accuracy in percent, at most 100")
     from fedbench.runs.execution import changed_since
 
     title, lines = times_to_accuracy(given.runs, given.reference, given.baseline, given.set)

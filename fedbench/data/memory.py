@@ -110,10 +110,10 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     if np.ma.is_masked(values):
         raise ConfigError(f"data: {name} has masked entries; fill them, or leave these samples out")
     if isinstance(values, Sequence) and len(values):
-        values = [_plain(each) for each in values]
+        values = [plain(each) for each in values]
         if len({each.shape for each in values}) > 1:
             raise ConfigError(f"data: {name} has parts of different shapes, as {values[0].shape}; make them alike")
-    array = _plain(values)
+    array = plain(values)
     if array.dtype.kind not in "OTMm":
         return array
     if name == "x":
@@ -121,7 +121,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     return np.where(pd.isna(array), "", array.astype(np.str_))
 
 
-def _plain(values: Any) -> NDArray[Any]:
+def plain(values: Any) -> NDArray[Any]:
     """Return an array or a tensor of torch as an array; NumPy has no bfloat16."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()

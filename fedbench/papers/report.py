@@ -212,7 +212,7 @@ BOARD_HEADINGS = {
     "worst tenth %": "",
     "hurt %": "share of clients more than a point worse than under Local",
     "unseen %": "accuracy of clients that never took part, after one epoch of the method's own adaptation",
-    "MB to Local": "megabytes sent up and down until the accuracy of tuned Local is reached",
+    "MB to Local": "megabytes until the accuracy of tuned Local is reached; (1 of 3): in one seed, never in the others",
     "s to Local": "seconds until then",
     "seeds": "that ended",
 }
@@ -270,14 +270,18 @@ def _federation_view(table: standings.Table, references: Sequence[str], out: Pat
                     _shown(line.worst),
                     _shown(line.hurt.get(references[0], math.nan)),
                     _shown(line.unseen[1] if len(line.unseen) > 1 else math.nan),
-                    _shown(line.megabytes),
-                    _shown(line.seconds),
+                    *(_shown(each) + _reached(line) for each in (line.megabytes, line.seconds)),
                     len(line.scores),
                 ),
             }
             for line in lines
         ],
     }
+
+
+def _reached(line: standings.Standing) -> str:
+    """Return " (1 of 3)" if only some seeds reached Local's accuracy, over which alone the costs are means."""
+    return f" ({line.reached} of {len(line.scores)})" if 0 < line.reached < len(line.scores) else ""
 
 
 def method_page(row: str, out: Path, methods: str) -> str:

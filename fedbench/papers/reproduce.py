@@ -165,6 +165,8 @@ def reproduce(selection: Selection) -> int:
     formats = render.formats_of(selection.formats)
     planned, folder = plan_of(selection)
     if selection.render:
+        if not (folder / store.ARCHIVE).is_file():
+            raise FedbenchError(f"there is no filled table in {folder}; the command without render=true fills it")
         render.write_drawings(folder, formats)
         print(f"cells drawn again: {folder / 'table.md'}")
         return OK

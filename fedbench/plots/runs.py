@@ -90,7 +90,10 @@ def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]], what: 
 
 
 def gain_bars(gain: NDArray[Any], title: str = "", names: Sequence[str] = ()) -> Figure:
-    """Draw the gain over Local of each client [N], called by `names`, in points, sorted; losses hatched."""
+    """Draw the gain over Local of each client [N], called by `names`, in points, sorted; losses hatched.
+
+    A client without a test sample (nan) has no bar and does not count.
+    """
     gain = np.asarray(gain, dtype=np.float64)
     order = np.argsort(-gain)
     figure, ((axis,),) = style.panels(height=2.2)
@@ -102,7 +105,7 @@ def gain_bars(gain: NDArray[Any], title: str = "", names: Sequence[str] = ()) ->
         if len(places):
             axis.bar(
                 places, gain[order][places], color=colour, hatch=hatch, edgecolor="white", linewidth=0.3,
-                label=f"{label}: {len(places)} of {len(gain)}",
+                label=f"{label}: {len(places)} of {np.isfinite(gain).sum()}",
             )  # fmt: skip
     _name_clients(order, names, axis.xaxis)
     axis.set(xlabel="client, sorted by gain", ylabel="gain over Local, points", title=title)

@@ -16,6 +16,7 @@ from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.table import fitted
+from fedbench.data.memory import plain
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock
@@ -136,6 +137,7 @@ class ScoredModels:
         dataset, partition = split_data(run)
         self.setup = set_up(run, dataset, partition).seen
         self._encode = dataset.encode
+        self._tokens = min(network.tokens for network in run.model.networks.values()) if dataset.tokens else 0
         clients, device = self.setup.federation.clients, self.setup.federation.device
         self._sources = restored(sources, clients)
         if self._of_final_state:
@@ -162,20 +164,35 @@ class ScoredModels:
             inputs, _ = federation.gather(modality.scored.indices(self._test_set, client))
             labels = modality.scored.labels(self._test_set, client)
         else:
-            array = np.asarray(x) if self._encode is None else self._encode(x)
+            array = self._read(x)
             if array.dtype.kind not in "biuf":
                 raise ConfigError(f"x holds {array.dtype}; samples must be numbers")
-            given = torch.as_tensor(array)
+            given, whole = torch.as_tensor(array), [size for size in federation.shape if size > 1]
             flat = given.dim() == 2 and given.shape[1] == math.prod(federation.shape)
-            if not len(given.shape) or not (flat or given.shape[1:] == federation.shape):
+            if not len(given.shape) or not (flat or [size for size in given.shape[1:] if size > 1] == whole):
                 raise ConfigError(
                     f"x has the shape {list(given.shape)}; n samples of client {client} have [n, "
                     f"{', '.join(map(str, federation.shape))}]"
                 )
+            if self._tokens and array.size and not (array.min() >= 0 and array.max() < self._tokens):
+                raise ConfigError(f"x holds {array.min()} to {array.max()}; token numbers are 0 to {self._tokens - 1}")
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
+            if not inputs.isfinite().all():
+                raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")
         scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
         found = scores.double().cpu().numpy()
         return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)
+
+    def _read(self, x: ArrayLike) -> NDArray[Any]:
+        """Return samples as an array, those of a table as networks read them.
+
+        Raises:
+            ConfigError: they are no samples, or words where the table has numbers.
+        """
+        try:
+            return np.array(plain(x)) if self._encode is None else self._encode(x)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"x cannot be read as samples: {str(error).splitlines()[0]}") from error
 
     def _source(self, client: int) -> Tree:
         """The sources of the model of `client`.

@@ -155,9 +155,17 @@ PLACE = ("dataset", "partition", "model")
 SAID: dict[Status, str] = {"finished": "there already", "partial": "to go on with", "new": "to do"}
 
 
+def found(run: RunConfig, folder: RunFolder) -> Status:
+    """Return the status of the run's folder; "new" if the run will be made again (force, stale=rerun)."""
+    status, again = folder.status(), run.settings.force
+    if (again and status == "finished") or ((again or run.settings.stale == "rerun") and folder.changed):
+        return "new"
+    return status
+
+
 def lacking(run: RunConfig, folder_of: FolderOf) -> list[RunConfig]:
     """Return the missing runs for `run`: its Local and itself."""
-    return [each for each in (run.local, run) if each is not None and folder_of(each).status() != "finished"]
+    return [each for each in (run.local, run) if each is not None and found(each, folder_of(each)) != "finished"]
 
 
 def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
@@ -184,7 +192,7 @@ def _done(run: RunConfig, folder_of: FolderOf) -> int:
     """Return the last round of an interrupted run that was scored."""
     folder = folder_of(run)
     with suppress(FedbenchError, OSError, LookupError, ValueError):
-        if folder.status() == "partial":
+        if found(run, folder) == "partial":
             return int(files_of(folder.path).csv(ROUNDS)[-1]["round"])
     return 0
 
@@ -197,7 +205,7 @@ def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, *, each: bool = T
     times, waiting, seconds, there = RunTimes(patience=PATIENCE), dict[str, RunConfig](), 0.0, 0
     for run in runs:
         folder = folder_of(run)
-        there += (status := folder.status()) == "finished"
+        there += (status := found(run, folder)) == "finished"
         waiting |= {one.key: one for one in lacking(run, folder_of)}
         if each:
             yield f"{title(folder.labels)} on {', '.join(run.labels[part] for part in PLACE)}: {SAID[status]}"

@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,7 +95,7 @@ class Run:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One line for each client: samples, accuracy, and Local's accuracy."""
-        return files_of(self.folder).frame(CLIENTS)
+        return files_of(self.folder).frame(CLIENTS, (NAME,))
 
     @cached_property
     def rounds(self) -> list[dict[str, str]]:
@@ -172,6 +173,7 @@ class Run:
 
         Raises:
             UnknownName: there is no client of that name.
+            ConfigError: `client` is no number, or `x` are not samples of its kind.
             FedbenchError: the run was made without save_models=true, its accuracies do not belong to one model, or its
                 data are not here.
         """
@@ -181,7 +183,11 @@ class Run:
             if client not in names:
                 raise unknown("client", client, names)
             client = names.index(client)
-        return self._scored_models.predict(client, x)
+        try:
+            number = operator.index(client)
+        except TypeError as error:
+            raise ConfigError(f"client={client!r} is neither a number nor a name") from error
+        return self._scored_models.predict(number, x)
 
     def column(self, name: str) -> float:
         """Return a column of the row as a number.

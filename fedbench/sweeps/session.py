@@ -325,20 +325,21 @@ def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]
 def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
     """Return one line for each run: its swept values under their keys' names (as text), its result row, its folder.
 
-    `code_changed`: the parts of the code that differ from the code that made it, "" for none.
+    A run that appears twice with the same values (`seed=0,0`) has one line. `code_changed`: the parts of the code that
+    differ from the code that made it, "" for none.
     """
     import pandas as pd
 
-    rows = [
-        {
-            **(outcome.row or {}),
-            **{key: outcome.overrides.get(key, "") for key in keys},
+    rows: dict[Any, dict[str, Any]] = {}
+    for number, outcome in enumerate(finished):
+        values, row = {key: outcome.overrides.get(key, "") for key in keys}, outcome.row or {}
+        rows[(*values.values(), identity(row)) if row.get("key") else number] = {
+            **row,
+            **values,
             "path": outcome.folder,
             "code_changed": ", ".join(outcome.code_changed),
         }
-        for outcome in finished
-    ]
-    frame: pd.DataFrame = pd.DataFrame(rows)
+    frame: pd.DataFrame = pd.DataFrame([*rows.values()])
     return frame
 
 

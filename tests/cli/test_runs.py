@@ -172,6 +172,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no finished run" in capsys.readouterr().err
     assert program.main(["tta", str(folder), "--reference", "40", "--set", "globl"]) == 2
     assert "local" in capsys.readouterr().err
+    for reference in ("101", "nan"):
+        assert program.main(["tta", str(folder), "--reference", reference]) == 2
+        assert "give an accuracy in percent, at most 100" in capsys.readouterr().err
 
 
 TINY = (
@@ -271,6 +274,7 @@ def test_of_two_runs_of_local_the_one_behind_the_row_s_ipr_counts(tmp_path: Path
     [
         (["--against", "local"], "--against compares client by client; add --clients"),
         (["--clients", "--margin", "-1"], "--margin -1: it must be in 0 to 100 points"),
+        (["--clients", "--margin", "5"], "--margin counts only in a comparison; add --clients --against METHOD"),
         (["--clients", "--against", "ditto"], "no run of ditto among the collected runs"),
     ],
 )

@@ -79,6 +79,10 @@ def test_a_sweep_tells_what_is_there_and_how_long_the_rest_takes(told: Told, tmp
     assert len(list(tmp_path.rglob("result.json"))) == 2
     lines = told("-m", "method=fedavg,fedprox")
     assert lines[0] == f"2 runs, 1 there already: about {estimate.rough_seconds(each)} here, one by one"
+    lines = told("-m", "method=fedavg,fedprox", "force=true", "--dry-run")
+    assert [line.partition(": ")[2] for line in lines[:2]] == ["to do", "to do"], "force=true makes them again"
+    assert lines[2] == f"2 runs, 0 there already: about {estimate.rough_seconds(2 * each)} here, one by one"
+    assert told("method=fedavg", "force=true")[0].endswith(" here: fedavg 4 rounds")
 
 
 def test_a_long_run_says_how_it_gets_shorter_and_what_is_left_of_an_interrupted_one(

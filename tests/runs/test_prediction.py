@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import fedbench
 from fedbench.config import groups
@@ -121,6 +123,33 @@ def test_of_given_samples(tmp_path: Path) -> None:
         run.predict("4")
     with pytest.raises(ConfigError, match="x holds <U1; samples must be numbers"):
         run.predict(1, [["a"] * 64])
+    for other in (raw[:, 0], torch.from_numpy(raw).float().requires_grad_()):
+        assert run.predict(1, other).scores.tolist() == found.scores.tolist(), "without an axis of one; of torch"
+    with pytest.raises(ConfigError, match="x holds nan, inf or a number outside float32"):
+        run.predict(1, np.where(raw > 8, np.nan, raw))
+    with pytest.raises(ConfigError, match="x cannot be read as samples: setting an array element"):
+        run.predict(1, [[1.0, 2.0], [3.0]])
+    for odd in (1.5, None, [1]):
+        with pytest.raises(ConfigError, match=re.escape(f"client={odd!r} is neither a number nor a name")):
+            run.predict(odd)  # type: ignore[arg-type]
+    assert run.predict(np.int64(1)).scores.tolist() == expected.scores.tolist()  # type: ignore[arg-type]
+
+
+def test_an_unknown_token_number_is_refused_in_one_line(tmp_path: Path) -> None:
+    words = np.random.default_rng(0).integers(1, 500, (60, 12))
+    run = fedbench.run(
+        *SHORT[2:], data=(words, np.arange(60) % 2, np.arange(60) % 3), runs_dir=tmp_path, save_models=True
+    )
+    assert run.predict(0, words).scores.shape == (60, 2)
+    with pytest.raises(ConfigError, match=f"x holds 7 to 500; token numbers are 0 to {words.max()}"):
+        run.predict(0, [[7, 500, *[8] * 10]])
+
+
+def test_words_in_a_column_of_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(60.0), "y": ["p", "n"] * 30, "who": ["s", "t", "t"] * 20})
+    run = fedbench.run(*SHORT[2:], data=(frame, "y", "who"), runs_dir=tmp_path, save_models=True)
+    with pytest.raises(ConfigError, match="x cannot be read as samples: could not convert string to float"):
+        run.predict("s", frame.assign(a="many"))
 
 
 @pytest.mark.slow

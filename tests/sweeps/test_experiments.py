@@ -143,6 +143,15 @@ def test_table_is_mean_and_sample_deviation_over_seeds() -> None:
     assert list(filled["seeds"]) == [2] * 4
 
 
+def test_a_run_that_appears_twice_counts_once() -> None:
+    runs = [JobOutcome({"seed": s}, {"key": s, "data": "d", "acc": 10.0 * int(s)}) for s in ("0", "0", "2")]
+    filled = table(tidy(runs, []), [], "acc")
+    assert filled["seeds"].tolist() == [2]
+    assert filled["acc_std"].tolist() == [pytest.approx(math.sqrt(200))]
+    other = [JobOutcome({"method.mu": mu}, {"key": "a", "data": "d", "acc": 1.0}) for mu in ("0", "0.0")]
+    assert tidy(other, ["method.mu"])["method.mu"].tolist() == ["0", "0.0"], "each swept value keeps its line"
+
+
 def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     """A partition kept, or another reference, is another sweep; seeds that vary within it are not."""
 

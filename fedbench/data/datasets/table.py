@@ -175,8 +175,8 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
 
     if len(missing := np.flatnonzero(column.isna())):
         raise ValueError(
-            f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}'; leave them "
-            "out, or label them"
+            f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}' (words such as "
+            "NA and None count as missing); leave them out, or label them otherwise"
         )
     if pd.api.types.is_bool_dtype(column):
         return column.to_numpy(dtype=np.bool_)

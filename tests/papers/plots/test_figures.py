@@ -96,6 +96,8 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
     assert heights == [5.0, 3.0, -1.0]
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert labels == ["2", "0", "1"]
+    _, counted = runs.gain_bars(np.array([3.0, -1.0, 5.0, np.nan])).axes[0].get_legend_handles_labels()
+    assert counted == ["gains: 2 of 3", "does not gain: 1 of 3"], "a client without a test sample does not count"
     W = np.kron(np.array([[0, 1], [1, 0]]), np.ones((2, 2)))[:, ::-1] / 2  # clients 0, 1 and 2, 3 together
     mixed = W[np.ix_([0, 2, 1, 3], [0, 2, 1, 3])]
     ordered = style.cluster_order(mixed).tolist()

@@ -228,6 +228,15 @@ def test_a_board_shows_rows_that_lost_seeds_last_and_one_number_a_cell(tmp_path:
     assert len(report.BOARD_HEADINGS) == 3 + len(view["lines"][0]["cells"]) <= 10
 
 
+def test_a_cost_over_fewer_seeds_says_so(tmp_path: Path) -> None:
+    scores = {seed: 80.0 + seed for seed in range(3)}
+    lines = [standings.Standing("ditto", scores=scores, reached=n, megabytes=2.0, seconds=1.5) for n in (3, 1)]
+    lines.append(standings.Standing("fedavg", scores=scores))
+    view = report._federation_view(standings.Table("skew", "", (0, 1, 2), tuple(lines), 3), ["local"], tmp_path, "")
+    costs = [line["cells"][4:6] for line in view["lines"]]
+    assert costs == [("2.0", "1.5"), ("2.0 (1 of 3)", "1.5 (1 of 3)"), ("-", "-")]
+
+
 def test_local_and_fedavg_are_lines_across_bars_on_one_axis(tmp_path: Path) -> None:
     view = federation(tmp_path / "index.html")
     assert (view["low"], view["high"]) == (65, 92), "five points below the lower quartile; half of the leader above it"
