@@ -74,6 +74,8 @@ def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
 def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     if odd := [role for role, name in roles.items() if not isinstance(name, str)]:
         raise ConfigError(f"data is a table, so its {odd[0]} must be the name of a column; {FORMS}")
+    if frame.columns.nlevels > 1:
+        raise ConfigError("data is a table with several levels of columns; join their names into one")
     if (names := frame.columns.astype(str)).has_duplicates:
         twice = names[names.duplicated()][0]
         raise ConfigError(f"data is a table with several columns '{twice}'; give each a name of its own")

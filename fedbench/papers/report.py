@@ -225,7 +225,7 @@ def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
         "name": board.name,
         "title": board.title,
         "cost": f"{board.runs} runs, {board.cost:.2f} hours by their clocks ({board.machine})",
-        "federations": [_federation_view(each, board.references, out, methods) for each in board.federations],
+        "federations": [_federation_view(each, out, methods) for each in board.federations],
         "rules": list(standings.rules(board)),
         "links": [
             (file.name, _relative(file, out)) for file in (_page(folder / standings.PAGE), folder / boards.ARCHIVE)
@@ -233,7 +233,7 @@ def board_view(folder: Path, out: Path, methods: str = "") -> dict[str, Any]:
     }
 
 
-def _federation_view(table: standings.Table, references: Sequence[str], out: Path, methods: str) -> dict[str, Any]:
+def _federation_view(table: standings.Table, out: Path, methods: str) -> dict[str, Any]:
     """Return the rows of a federation, those that lost seeds last, each with its interval in percent of the bar."""
     lines = sorted(table.lines, key=lambda line: len(line.scores) < len(table.seeds))  # stable: by mean within each
     means = [line.mean for line in lines if line.scores]
@@ -268,7 +268,7 @@ def _federation_view(table: standings.Table, references: Sequence[str], out: Pat
                 "cells": (
                     DASH if line.best is None else "●" if line.best else "",
                     _shown(line.worst),
-                    _shown(line.hurt.get(references[0], math.nan)),
+                    _shown(line.hurt.get("local", math.nan)),
                     _shown(line.unseen[1] if len(line.unseen) > 1 else math.nan),
                     *(_shown(each) + _reached(line) for each in (line.megabytes, line.seconds)),
                     len(line.scores),

@@ -503,6 +503,7 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
         ((X.astype("datetime64[D]"), Y), r"x holds .*1970.*; give numbers"),
         ((np.ma.masked_less(X, 0), Y), "x has masked entries; fill them"),
         ((frame().set_axis([*frame().columns[:-1], frame().columns[0]], axis=1), "ill"), "several columns '"),
+        ((pd.concat({"a": frame()}, axis=1), "ill"), "several levels of columns; join their names"),
         ((Hugging(a=[[1]], b=[[2]], c=[1]), "c"), "needs one for the samples"),
     ],
 )

@@ -145,11 +145,12 @@ def test_an_unknown_token_number_is_refused_in_one_line(tmp_path: Path) -> None:
         run.predict(0, [[7, 500, *[8] * 10]])
 
 
-def test_words_in_a_column_of_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"a": np.arange(60.0), "y": ["p", "n"] * 30, "who": ["s", "t", "t"] * 20})
+def test_a_frame_is_read_by_the_names_of_its_columns_or_refused_in_one_line(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(60.0), 7: np.ones(60), "y": ["p", "n"] * 30, "who": ["s", "t", "t"] * 20})
     run = fedbench.run(*SHORT[2:], data=(frame, "y", "who"), runs_dir=tmp_path, save_models=True)
     with pytest.raises(ConfigError, match="x cannot be read as samples: could not convert string to float"):
         run.predict("s", frame.assign(a="many"))
+    assert run.predict("s", frame).scores.shape == (60, 2), "a name that is a number counts as its text"
 
 
 @pytest.mark.slow

@@ -175,8 +175,8 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
 
     if len(missing := np.flatnonzero(column.isna())):
         raise ValueError(
-            f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}' (words such as "
-            "NA and None count as missing); leave them out, or label them otherwise"
+            f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}' (NA, "
+            "None and the like count as missing); leave them out, or label them otherwise"
         )
     if pd.api.types.is_bool_dtype(column):
         return column.to_numpy(dtype=np.bool_)
@@ -247,6 +247,7 @@ def fitted(data: Dataset, train: Ints) -> Dataset:
             ConfigError: the columns are not the table's.
         """
         if hasattr(rows, "columns"):
+            rows = rows.rename(columns=str)  # as a file has them
             if lost := [name for name in data.inputs if name not in rows.columns]:
                 raise ConfigError(f"x lacks the columns {', '.join(lost)}; give those of {data.name}")
             pairs = zip(data.inputs, data.columns, strict=True)

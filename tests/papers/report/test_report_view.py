@@ -217,7 +217,7 @@ def federation(out: Path, methods: str = "") -> dict[str, Any]:
     seen = standings.Standing("finetune_head", scores={0: 90.0}, half=math.nan)
     lines = [standings.Standing(row, scores={0: mean - 1, 1: mean + 1}, half=2.0) for row, mean in PLACED.items()]
     table = standings.Table("skew", "", (0, 1), (seen, *lines), 2)
-    return report._federation_view(table, ["local"], out, methods)
+    return report._federation_view(table, out, methods)
 
 
 def test_a_board_shows_rows_that_lost_seeds_last_and_one_number_a_cell(tmp_path: Path) -> None:
@@ -229,11 +229,14 @@ def test_a_board_shows_rows_that_lost_seeds_last_and_one_number_a_cell(tmp_path:
 
 
 def test_a_cost_over_fewer_seeds_says_so(tmp_path: Path) -> None:
-    scores = {seed: 80.0 + seed for seed in range(3)}
-    lines = [standings.Standing("ditto", scores=scores, reached=n, megabytes=2.0, seconds=1.5) for n in (3, 1)]
+    scores, hurt = {seed: 80.0 + seed for seed in range(3)}, {"finetune_all": 9.0, "local": 7.0}
+    lines = [
+        standings.Standing("ditto", scores=scores, reached=n, megabytes=2.0, seconds=1.5, hurt=hurt) for n in (3, 1)
+    ]
     lines.append(standings.Standing("fedavg", scores=scores))
-    view = report._federation_view(standings.Table("skew", "", (0, 1, 2), tuple(lines), 3), ["local"], tmp_path, "")
+    view = report._federation_view(standings.Table("skew", "", (0, 1, 2), tuple(lines), 3), tmp_path, "")
     costs = [line["cells"][4:6] for line in view["lines"]]
+    assert view["lines"][0]["cells"][2] == "7.0", "hurt is against Local, whichever reference comes first"
     assert costs == [("2.0", "1.5"), ("2.0 (1 of 3)", "1.5 (1 of 3)"), ("-", "-")]
 
 
