@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,7 +45,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
     from fedbench.runs.execution import execute
 
     with _told(overrides):
-        given = [*_data(data), *overrides, *_texts(values)]
+        given = [*_data(data, [*overrides, *values]), *overrides, *_texts(values)]
         tell_of_doubles(given)
         chosen = resolve(compose([*_texts(QUIET), *given]))
         return wait_while_in_use(lambda: execute(chosen))
@@ -72,7 +72,7 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
             raise ConfigError(f"{key}: there is no value to combine; give one at least, or leave {key} out")
         arguments.append(f"{key}={','.join(map(_text, each))}")
     with _told(overrides), contextlib.ExitStack() as quiet:
-        arguments[1:1] = _data(data)
+        arguments[1:1] = _data(data, arguments)
         if not any(text.startswith("progress=") for text in arguments):
             arguments += _texts(QUIET)
             quiet.enter_context(hushed())
@@ -114,10 +114,16 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
     return FilledTable.named(name, results)
 
 
-def _data(data: Any) -> list[str]:
-    """Return the overrides by which runs read `data`; empty without data."""
+def _data(data: Any, others: Sequence[str] = ()) -> list[str]:
+    """Return the overrides by which runs read `data`; empty without data.
+
+    Raises:
+        ConfigError: `others`, overrides or their keys, name a data set as well.
+    """
     if data is None:
         return []
+    if both := {each.partition("=")[0].lstrip("+") for each in others} & {"dataset", "dataset.path"}:
+        raise ConfigError(f"{min(both)} names a data set beside data=...; give one of them")
     from fedbench.data.memory import overrides_of
 
     return _texts(overrides_of(data))
@@ -157,6 +163,8 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
 
     if other := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{other[0]!r} is not an override: give a text, 'seed=0', or a dictionary as run(**values)")
+    if options := [each for each in overrides if each.startswith("-") and not each.startswith(("-m", "--config-dir"))]:
+        raise ConfigError(f"{options[0]} is an option of the command line; in Python give overrides, such as 'seed=0'")
     try:
         with _own_torch():
             yield

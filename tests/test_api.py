@@ -235,6 +235,17 @@ def test_a_dictionary_is_told_where_it_goes(call: Any) -> None:
         call({"seed": 0})
 
 
+@pytest.mark.parametrize("call", [fedbench.run, fedbench.sweep])
+def test_options_of_the_command_line_and_a_second_data_set_are_refused(call: Any) -> None:
+    with pytest.raises(ConfigError, match="--dry-run is an option of the command line; in Python give overrides"):
+        call("method=local", "--dry-run")
+    data = np.zeros((4, 2)), np.arange(4) % 2
+    with pytest.raises(ConfigError, match="dataset names a data set beside data="):
+        call("dataset=digits", data=data)
+    with pytest.raises(ConfigError, match="dataset names a data set beside data="):
+        call(data=data, dataset="digits")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

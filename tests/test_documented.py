@@ -76,6 +76,7 @@ FILLED = {  # placeholders, by command
     "reproduce table=NAME --dry-run": "reproduce table=fedcollab_t3 --dry-run",
     "tta RUN... --baseline RUN": "tta runs/digits/dir0.1/fedavg/RUN --baseline runs/digits/dir0.1/local/RUN",
     "GROUP=OPTION ...": "method=fedavg",
+    "prepare fashion_mnist": "prepare digits",  # which need no download
 }
 SAYS = {  # how a command that trains nothing begins -> what it prints, or a file that it writes
     "list datasets": "synthetic",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,8 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     array = plain(values)
     if array.dtype.kind not in "OTMm":
         return array
+    if name == "x" and array.dtype == object and all(isinstance(each, (Real, np.bool_)) for each in array.flat):
+        return array.astype(np.float64)
     if name == "x":
         raise ConfigError(f"data: x holds {array.reshape(-1)[0]!r}; give numbers, or a table with names of columns")
     return np.where(pd.isna(array), "", array.astype(np.str_))

@@ -512,6 +512,13 @@ def test_data_of_no_form_are_refused(data: Any, said: str) -> None:
         fedbench.run(*SHORT, data=data)
 
 
+def test_numbers_that_are_objects_are_numbers() -> None:
+    mixed = pd.DataFrame({"a": X[:, 0], "b": Y == "yes"}).to_numpy()
+    assert mixed.dtype == object
+    read = loaded(data=(mixed, Y, CLIENT))
+    np.testing.assert_array_equal(read.x[:, 0, 0], np.stack([X[:, 0], Y == "yes"], axis=1).astype(np.float32))
+
+
 def test_images_of_two_channels_are_not_coloured() -> None:
     data = (np.random.default_rng(0).normal(size=(60, 2, 5, 5)).astype(np.float32), np.arange(60) % 10)
     given = (*SHORT, "partition=anda", "partition.num_clients=6")
