@@ -157,6 +157,8 @@ def _run(
 def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
+    if all(outcome.row is None for trial in trials for outcome in trial.outcomes):
+        raise FedbenchError("every run of the trials failed; what failed is said above")
     if not ranked:
         raise FedbenchError("no trial has a validation score; an earlier run may lack it: force=true repeats it")
     shown = Table(title=f"best of {len(trials)} trials by validation score", title_justify="left")

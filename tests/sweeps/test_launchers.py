@@ -115,8 +115,10 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
     assert shown == [(number, f"0.{number}" if number != "0" else "0.0", value) for number, value in best]
     assert said.startswith("best of 7 trials")
     assert said.endswith("best: method.mu=0.2\nits test score, which chose nothing: 97.00 %\n")
-    with pytest.raises(FedbenchError, match="no trial has a validation score"):
+    with pytest.raises(FedbenchError, match="every run of the trials failed; what failed is said above"):
         _conclude([judged(0, None)], ["+method.mu"])
+    with pytest.raises(FedbenchError, match="no trial has a validation score; an earlier run may lack it"):
+        _conclude([Trial(0, {}, [JobOutcome(row={"score": 1.0})])], [])
 
 
 @pytest.mark.slow
