@@ -1,14 +1,15 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
-    python scripts/bench.py --only FLOOR KERNELS TF32 [--steps FedSaC W1 ...] [--minutes 4]
+    python scripts/bench.py --only FLOOR KERNELS PROCESSES TF32 [--steps FedSaC W1 ...] [--minutes 4]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone. PHASES tells where the
-time of a run goes. Six have to be asked for: FLOOR measures a step of each paper against what the machine can do,
-KERNELS what these steps have a GPU do, TF32 a paper's cell in float32 and in TF32, SCALE rounds against the number of
-clients and the cohort, RAY what crosses between the actors of the ray engine and their driver, MANY what clients cost
-besides training. Results go to OUT/MACHINE.json with a page beside it, those of the last three to OUT/scale, OUT/ray
-and OUT/many. FLOOR, KERNELS and TF32 store each case as soon as it is measured, and begin none after `--minutes`.
+time of a run goes. Seven have to be asked for: FLOOR measures a step of each paper against what the machine can do,
+KERNELS what these steps have a GPU do, PROCESSES several runs at once on a GPU, TF32 a paper's cell in float32 and in
+TF32, SCALE rounds against the number of clients and the cohort, RAY what crosses between the actors of the ray engine
+and their driver, MANY what clients cost besides training. Results go to OUT/MACHINE.json with a page beside it, those
+of the last three to OUT/scale, OUT/ray and OUT/many. The first four store each case as soon as it is measured, and
+begin none after `--minutes`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import floor, precision, rounds, scale, server
+from benchmarks import floor, precision, processes, rounds, scale, server
 from benchmarks.render import markdown
 from benchmarks.rounds import STEPS, WORKLOADS
 
@@ -38,7 +39,7 @@ from fedbench.runs.fingerprint import machine, versions
 
 Result = dict[str, Any]
 EachT = TypeVar("EachT")
-ASKED = ("FLOOR", "KERNELS", "TF32", "SCALE", "RAY", "MANY")  # parts that run only if they are asked for
+ASKED = ("FLOOR", "KERNELS", "PROCESSES", "TF32", "SCALE", "RAY", "MANY")  # parts that run only if they are asked for
 OWN_PAGES = ("SCALE", "RAY", "MANY")
 
 
@@ -74,6 +75,13 @@ def kernels(_name: str, result: Result, given: argparse.Namespace) -> None:
     for name in in_time([each for each in given.steps if each in rows], given):
         for way, used in floor.profiles(STEPS[name], torch.device(given.device)).items():
             rows[name]["ways"][way] |= used
+        store(result, given.out)
+
+
+def several_runs(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """Runs at once in as many processes."""
+    for name in in_time(processes.SETTINGS, given):
+        put(result, "processes", processes.run(name, given.device, given.repeats))
         store(result, given.out)
 
 
@@ -127,6 +135,7 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     "PHASES": phased,
     "FLOOR": floored,
     "KERNELS": kernels,
+    "PROCESSES": several_runs,
     "TF32": both_precisions,
     "SCALE": at_scale,
     "RAY": case_by_case,

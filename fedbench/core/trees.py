@@ -123,6 +123,13 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
     return {key: leaf.detach().clone(memory_format=torch.contiguous_format) for key, leaf in tree.items()}
 
 
+def copy_all(targets: Tree, sources: Tree) -> None:
+    """Write `sources` into the leaves of `targets` with the same names, all leaves of one type at once."""
+    for dtype in {leaf.dtype for leaf in targets.values()}:
+        names = [name for name, leaf in targets.items() if leaf.dtype == dtype]
+        torch._foreach_copy_([targets[name] for name in names], [sources[name] for name in names])
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Trees with the same leaves, stacked on a new client axis: leaves [C, ...]."""
     return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]} if trees else {}

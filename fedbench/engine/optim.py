@@ -8,7 +8,9 @@ only those clients of a stack that still have batches. torch has no public name 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from torch.optim import lr_scheduler
 
 from fedbench.config.schema import OptimizerConfig, ScheduleConfig
 from fedbench.core import trees
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
+from fedbench.engine import graphs
 from fedbench.engine.contract import Clock
 
 KEPT = "optimizer"  # namespace, in a client's memory, of what its optimisers keep from round to round
@@ -179,27 +182,38 @@ def clip(grads: list[Tensor], limit: float, axes: int) -> list[Tensor]:
 # Learning on the server: gradient steps on a tree, for methods that train something between rounds.
 
 
-def fit(
-    params: Tree,
-    loss: Callable[[Tree, torch.Generator], Tensor],
-    steps: int,
-    optimizer: OptimizerConfig,
-    generator: torch.Generator,
-) -> Tree:
-    """Make `steps` optimiser steps on `loss(params, generator)` from `params`, which stay unchanged.
+def fit(params: Tree, loss: Callable[[Tree, Tree], Tensor], draws: Iterable[Tree], optimizer: OptimizerConfig) -> Tree:
+    """Make an optimiser step on `loss(params, drawn)` for each of `draws`, from `params`, which stay unchanged.
 
-    A loss that samples draws from `generator` (on the CPU), so that the result is a function of it. The optimiser's
-    state lives for these steps only, as a client's does.
+    What differs from step to step, such as rows or noise, is in `draws`. On a GPU a step is captured and replayed, so
+    `loss` may depend on nothing else that changes. The optimiser's state lives for these steps only.
     """
     params = trees.clone(params)
     leaves = list(params.values())
-    stepping = Optimizer(optimizer, params)
-    for _ in range(steps):
+    device = leaves[0].device
+    capture = graphs.capture_for(device)
+    counting = {} if capture is None else kept_leaves(replace(optimizer, state="kept"), params)  # Adam's on the device
+    stepping = Optimizer(optimizer, params, kept=trees.map_leaves(lambda leaf: sent(leaf, device), counting))
+
+    def step(drawn: Tree) -> None:
         with torch.enable_grad():
             for leaf in leaves:
                 leaf.requires_grad_(True)
-            grads = torch.autograd.grad(loss(params, generator), leaves)
+            grads = torch.autograd.grad(loss(params, drawn), leaves)
         for leaf in leaves:
             leaf.requires_grad_(False)
         stepping.step(list(grads))
+
+    replays, inputs = graphs.Replays("learning on the server"), dict[Hashable, Tree]()
+    for drawn in draws:
+        given = trees.map_leaves(lambda leaf: sent(leaf, device), drawn)
+        if capture is None:
+            step(given)
+            continue
+        kind = tuple(leaf.shape for leaf in given.values())
+        if kind not in inputs:
+            inputs[kind] = trees.clone(given)
+        trees.copy_all(inputs[kind], given)
+        one = partial(step, inputs[kind])
+        replays.run(kind, one, partial(capture, one))
     return params

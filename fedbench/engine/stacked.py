@@ -6,8 +6,6 @@ are always the first rows. Equal to the looped engine up to rounding (tested).
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +21,9 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree, sent
 from fedbench.data.federation import Federation
-from fedbench.engine import schedule, trainer
+from fedbench.engine import graphs, schedule, trainer
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
+from fedbench.engine.graphs import Replays, Step
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.looped import moved
 from fedbench.engine.optim import KEPT, Optimizer
@@ -169,7 +168,7 @@ class Program:
         grads, others, losses = self.stacking.map(
             "loss", self.hook, self._gradient, chunk, params=params, rest=rest, **batch
         )
-        copy_all({name: rest[name] for name in others}, others)
+        trees.copy_all({name: rest[name] for name in others}, others)
         self.optimizer.step([grads[name] for name in self.moves], rows)
         self.total[:rows] += losses
         self.at += 1
@@ -236,48 +235,36 @@ class Program:
         return other
 
 
-def copy_all(targets: Tree, sources: Tree) -> None:
-    """Write `sources` into the leaves of `targets` with the same names, all leaves of one type at once."""
-    for dtype in {leaf.dtype for leaf in targets.values()}:
-        names = [name for name, leaf in targets.items() if leaf.dtype == dtype]
-        torch._foreach_copy_([targets[name] for name in names], [sources[name] for name in names])
-
-
-# Programs that are captured once and replayed: on a GPU a step is then one launch, however many kernels it has.
+# Programs that are captured once and replayed.
 #
 # A captured step has fixed addresses and a fixed number of rows. So a program is copied once, tensors and all; every
 # round's inputs are copied into it, and what it has trained out of it. Rows come in few sizes: a step of 17 clients
 # may run on 20 rows, of which three are of clients that have had all their steps. Their results were taken out after
 # the last of these, so that what becomes of the rows no longer matters; rows never mix.
 
-WARM = 2  # calls before a step is captured: libraries choose kernels and take memory in their first
 NARROWER = 0.75  # rows of a program, in those of the next larger one
 
-Capture = Callable[[Program, int, bool], Callable[[], None]]
+Capture = Callable[[Program, int, bool], Step]
 """(program, rows, full) -> a function that does what `program.step(rows, full=full)` would do."""
-
-log = logging.getLogger("fedbench")
 
 
 class Replayed:
     """A captured stage of chunks of one size, replayed round after round."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, what: str) -> None:
+        """`what` names the stage in the warning that it cannot be captured."""
         self._capture = capture
         self._own: Program | None = None
-        self._calls: Counter[tuple[int, bool]] = Counter()
-        self._replays: dict[tuple[int, bool], Callable[[], None]] = {}
-        self._captures = True
+        self._replays = Replays(what)
 
     def run(self, given: Program) -> None:
         """As `given.run()`, up to rounding."""
         if self._own is None or not _alike(self._own, given):
             self._own = given.over({name: leaf.clone() for name, leaf in given.inputs().items()})
-            self._calls.clear()
             self._replays.clear()
         own = self._own
         own.chunk = replace(own.chunk, ids=given.chunk.ids, clock=given.chunk.clock)
-        copy_all(own.inputs(), given.inputs())
+        trees.copy_all(own.inputs(), given.inputs())
         torch._foreach_zero_(list(own.state().values()))
         active, full = given.plan.active, given.plan.full
         for now, after, whole in zip(active, [*active[1:], 0], full, strict=True):
@@ -286,25 +273,14 @@ class Replayed:
                 _take_out(own, given, after, now)
 
     def _step(self, own: Program, rows: int, full: bool) -> None:
-        key = rows, full
-        self._calls[key] += 1
-        if key not in self._replays and self._captures and self._calls[key] > WARM:
-            self._try(own, key)
-        replay = self._replays.get(key)
-        own.step(rows, full=full) if replay is None else replay()
+        step = partial(own.step, rows, full=full)
+        self._replays.run((rows, full), step, lambda: self._captured(own, rows, full))
 
-    def _try(self, own: Program, key: tuple[int, bool]) -> None:
-        """Capture a step, if that is possible."""
+    def _captured(self, own: Program, rows: int, full: bool) -> Step:
         chunk = own.chunk
         own.chunk = replace(chunk, clock=Unread(0, chunk.clock.rounds))
         try:
-            self._replays[key] = self._capture(own, *key)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it can be run as it is
-            self._captures = False
-            name = type(own.stacking.setup.method).__name__
-            log.warning("%s.%s is not captured, its steps run one by one: %s", name, own.hook, error)
+            return self._capture(own, rows, full)
         finally:
             own.chunk = chunk
 
@@ -334,7 +310,7 @@ def _take_out(own: Program, given: Program, begin: int, end: int) -> None:
     """Copy the trained values of rows `begin` to `end`."""
     totals = {"total": given.total}, {"total": own.total}
     for target, source in (totals, (given.work, own.work), (given.kept, own.kept)):
-        copy_all(*({name: leaf[begin:end] for name, leaf in tree.items()} for tree in (target, source)))
+        trees.copy_all(*({name: leaf[begin:end] for name, leaf in tree.items()} for tree in (target, source)))
 
 
 def _alike(one: Program, other: Program) -> bool:
@@ -357,17 +333,9 @@ def _same(one: Stage, other: Stage) -> bool:
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """Captures steps in CUDA graphs, which share one pool of memory: they never run at the same time."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(program: Program, rows: int, full: bool) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may go on allocating meanwhile.
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            program.step(rows, full=full)
-        return graph.replay
-
-    return capture
+    """Captures the steps of programs in CUDA graphs."""
+    capture = graphs.cuda_capture(device)
+    return lambda program, rows, full: capture(partial(program.step, rows, full=full))
 
 
 EVALUATION_SAMPLES = 8192  # samples a forward pass, over all clients of the chunk
@@ -429,7 +397,8 @@ class StackedTrainer(Engine):
                 program.run()
             else:
                 kind = purpose, place, len(chunk.ids)
-                self._replayed.setdefault(kind, Replayed(self.capture)).run(program)
+                what = f"{type(self.setup.method).__name__}.{program.hook}"
+                self._replayed.setdefault(kind, Replayed(self.capture, what)).run(program)
             if stage.direction is None:
                 total += program.total
                 for active in program.plan.active:

@@ -86,14 +86,13 @@ class FedGen(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average as FedAvg does, then train the generator on the uploaded classifiers."""
-        shares, device = _shares(server, cohort), server["generator/0.weight"].device
+        shares = _shares(server, cohort)
+        draws = (trees.row(self._draw(1, shares, cohort.generator), 0) for _ in range(self.steps))
 
-        def loss(made: Tree, generator: torch.Generator) -> Tensor:
-            drawn = {name: sent(leaf[0], device) for name, leaf in self._draw(1, shares, generator).items()}
+        def loss(made: Tree, drawn: Tree) -> Tensor:
             return self.ensemble_loss(made, uploads, cohort.task, drawn["eps"], drawn["y"])
 
-        made = trees.part(server, "generator")
-        learned = fit(made, loss, self.steps, OptimizerConfig(name="adam", lr=self.lr), cohort.generator)
+        learned = fit(trees.part(server, "generator"), loss, draws, OptimizerConfig(name="adam", lr=self.lr))
         return {**server, **trees.mean(uploads, cohort.weights), **trees.join(generator=learned)}
 
     def ensemble_loss(self, made: Tree, models: Tree, task: Task, eps: Tensor, y: Tensor) -> Tensor:

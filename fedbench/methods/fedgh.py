@@ -29,7 +29,7 @@ from fedbench.config.fields import at_least, positive
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.trees import Tree, sent
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort, Conformance
 from fedbench.engine.method import Method
 from fedbench.engine.optim import fit
@@ -87,10 +87,9 @@ class FedGH(Method):
         """Train the header on the class means of the round's clients."""
         points, labels = features.class_points(uploads["sums"], uploads["counts"])
         steps = features.shuffled(len(labels), self.epochs, self.batch, cohort.generator)
-        left, task = iter(steps), cohort.task.modalities[0]
+        task = cohort.task.modalities[0]
 
-        def loss(header: Tree, _: torch.Generator) -> Tensor:
-            rows = sent(next(left), points.device)
-            return functional.cross_entropy(task.head(header, points[rows]), labels[rows])
+        def loss(header: Tree, drawn: Tree) -> Tensor:
+            return functional.cross_entropy(task.head(header, points[drawn["rows"]]), labels[drawn["rows"]])
 
-        return fit(server, loss, len(steps), OptimizerConfig(lr=self.lr), cohort.generator)
+        return fit(server, loss, steps, OptimizerConfig(lr=self.lr))

@@ -30,7 +30,7 @@ from fedbench.config.fields import at_least, positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.trees import Tree, sent
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.optim import fit
@@ -96,16 +96,20 @@ class FedIoT(Method):
         known = [encoded(server, modality) for modality in cohort.task.modalities]
         first = cohort.task.modalities[0]
 
-        def loss(head: Tree, generator: torch.Generator) -> Tensor:
-            terms = []
-            for z, y in known:
-                drawn = sent(torch.randint(len(y), (self.batch,), generator=generator), y.device)
-                terms.append(functional.cross_entropy(first.head(head, z[drawn]), y[drawn]))
+        def draw() -> Tree:
+            size = (self.batch,)
+            return {str(k): torch.randint(len(y), size, generator=cohort.generator) for k, (_, y) in enumerate(known)}
+
+        def loss(head: Tree, drawn: Tree) -> Tensor:
+            terms = [
+                functional.cross_entropy(first.head(head, z[drawn[str(k)]]), y[drawn[str(k)]])
+                for k, (z, y) in enumerate(known)
+            ]
             return torch.stack(terms).mean()
 
         head, _ = first.split(trees.plain(server), ("@head",))
         adam = OptimizerConfig(name="adam", lr=self.lr)
-        return {**server, **fit(head, loss, self.steps, adam, cohort.generator)}
+        return {**server, **fit(head, loss, (draw() for _ in range(self.steps)), adam)}
 
     # ---- client
 

@@ -29,7 +29,7 @@ from fedbench.config.fields import at_least, one_of, positive
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.trees import Tree, sent
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance
 from fedbench.engine.optim import fit
 from fedbench.methods.fedproto import FedProto
@@ -80,13 +80,11 @@ class FedTGP(FedProto):
         means, known = self.means(sums, counts)
         margin = largest_gap(means[0, known[0]]).clamp(max=self.margin)
         steps = features.shuffled(len(labels), self.epochs, self.batch, cohort.generator)
-        left = iter(steps)
 
-        def loss(tgp: Tree, _: torch.Generator) -> Tensor:
-            rows = sent(next(left), points.device)
-            return contrast(points[rows], labels[rows], prototypes(tgp), margin)
+        def loss(tgp: Tree, drawn: Tree) -> Tensor:
+            return contrast(points[drawn["rows"]], labels[drawn["rows"]], prototypes(tgp), margin)
 
-        tgp = fit(trees.part(server, "tgp"), loss, len(steps), OptimizerConfig(lr=self.lr), cohort.generator)
+        tgp = fit(trees.part(server, "tgp"), loss, steps, OptimizerConfig(lr=self.lr))
         return {**trees.join(tgp=tgp), "trained": torch.ones_like(server["trained"])}
 
 

@@ -102,6 +102,18 @@ def _number(value: float | None, scale: float = 1.0) -> str:
     return "-" if value is None else f"{scale * value:.3g}"
 
 
+def _processes(rows: list[Row]) -> list[str]:
+    counts = list(rows[-1]["seconds"])
+    heads = [f"{count} at once, s a round" for count in counts] + [f"{count} at once" for count in counts[1:]]
+    lines = []
+    for row in rows:
+        seconds = [_number(row["seconds"][count]) for count in counts]
+        gains = [f"{row['runs_for_one'][count]:.2f}" for count in counts[1:]]
+        lines.append((row["workload"], row["steps"], *seconds, *gains, f"{row['load_before']:.1f}"))
+    said = ["Runs at once, a process each; the last columns are how many runs that makes in the time of one:", ""]
+    return [*said, *table(("setting", "steps a round", *heads, "load"), *lines)]
+
+
 def _tf32(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
@@ -152,6 +164,7 @@ PARTS = {  # by the key of the results
     "server": _server,
     "phases": _phases,
     "floor": _floor,
+    "processes": _processes,
     "tf32": _tf32,
     "rivals": _rivals,
 }

@@ -394,22 +394,32 @@ def two_processes(name: str, repeats: int) -> float:
 
     Virtual cores may be two threads of one physical core; then it is far from 2.
     """
-    found = (at_once(name, processes, repeats) for processes in (1, 2))
+    found = (at_once(_two_clients, processes, repeats, name) for processes in (1, 2))
     alone, both = (statistics.median(itertools.chain.from_iterable(each)) for each in found)
     return round(2 * alone / both, 2)
 
 
-def at_once(name: str, processes: int, repeats: int) -> list[list[float]]:
-    """For each of several processes the seconds of its rounds of two clients by hand, after one to warm up.
+def _two_clients(_place: int, name: str) -> tuple[Callable[[int], Round], torch.device]:
+    """Rounds of two clients by hand, in a process of their own."""
+    device = torch.device("cpu")
+    setup = WORKLOADS[name].setup(device)
+    model = fresh_model(setup)
+    ids = setup.draw_cohort(Clock(0, setup.protocol.rounds))[:2]
+    return lambda repeat: partial(plain_round, setup, model, ids, schedule_of(setup, ids, repeat)), device
 
-    A round begins when all processes are ready.
+
+def at_once(work: Callable[..., Any], processes: int, repeats: int, *given: Any) -> list[list[float]]:
+    """For each of several processes the seconds of its rounds, each begun when all are ready, after one to warm up.
+
+    `work(place, *given)`, called in process number `place`, returns what makes a round ready, and the device.
 
     Raises:
         queue.Empty: a process died, or took longer than `PATIENCE`.
     """
     context = multiprocessing.get_context("spawn")
     barrier, found = context.Barrier(processes), context.Queue()
-    started = [context.Process(target=_in_turn, args=(name, repeats, barrier, found)) for _ in range(processes)]
+    options = (repeats, barrier, found, given)
+    started = [context.Process(target=_in_turn, args=(work, place, *options)) for place in range(processes)]
     for process in started:
         process.start()
     try:
@@ -419,15 +429,12 @@ def at_once(name: str, processes: int, repeats: int) -> list[list[float]]:
             process.terminate()
 
 
-def _in_turn(name: str, repeats: int, barrier: Barrier, found: Any) -> None:
+def _in_turn(work: Callable[..., Any], place: int, repeats: int, barrier: Barrier, found: Any, given: Any) -> None:
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    setup = WORKLOADS[name].setup(device)
-    model = fresh_model(setup)
-    ids = setup.draw_cohort(Clock(0, setup.protocol.rounds))[:2]
+    ready, device = work(place, *given)
     seconds = []
     for repeat in range(repeats + 1):
-        round_ = partial(plain_round, setup, model, ids, schedule_of(setup, ids, repeat))
+        round_ = ready(repeat)
         barrier.wait()
         seconds.append(timed(round_, device)[0])
     found.put(seconds[1:])

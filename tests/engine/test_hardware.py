@@ -25,12 +25,13 @@ from fedbench.core.trees import Tree
 from fedbench.engine import hardware, schedule, timing
 from fedbench.engine import hardware as memory
 from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.graphs import WARM
 from fedbench.engine.hardware import pick_device, pick_trainer
 from fedbench.engine.history import History, Record
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation, pack, unpack
-from fedbench.engine.stacked import WARM, StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.timing import EngineCandidate, run_steps, time_engines
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.methods.ditto import Ditto

@@ -18,7 +18,7 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.engine import stacked
+from fedbench.engine import graphs
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.optim import KEPT
@@ -127,13 +127,13 @@ def test_fedavg_by_hand_with_a_client_that_is_absent_for_a_round() -> None:
 def test_every_engine_goes_on_alike(
     engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stacked, "WARM", 0)
+    monkeypatch.setattr(graphs, "WARM", 0)
     assert as_looped(engine, config).optimizers.initial, "nothing was kept"
     assert not caplog.records, "a step that is not captured is told"
 
 
 FEW = ("fedavg", "fedrep", "pfedme", "fedbn")
-REFUSING = {"fednova", "scaffold"}  # see tests/methods/test_global.py
+REFUSING = {"dp_fedavg", "fednova", "scaffold"}  # see tests/methods
 
 
 @pytest.mark.parametrize("preset", tiered(sorted(set(groups.names("method")) - REFUSING), quick=FEW))

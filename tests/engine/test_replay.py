@@ -17,7 +17,7 @@ from fedbench.config import groups
 from fedbench.config.schema import HardwareConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware, stacked
+from fedbench.engine import graphs, hardware, stacked
 from fedbench.engine.contract import Client
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import Capture, Program, StackedTrainer
@@ -54,7 +54,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "WARM", 0)
+    monkeypatch.setattr(graphs, "WARM", 0)
 
 
 def ragged(optimizer: str, **options: Any) -> Setup:
@@ -93,7 +93,7 @@ def test_batch_normalisation_and_several_chunks_are_replayed() -> None:
 
 
 def test_a_step_is_captured_after_it_has_run_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "WARM", 3)
+    monkeypatch.setattr(graphs, "WARM", 3)
     chosen, captures = setup(FedAvg(), federation((16, 16)), rounds=2), Counted(rerun)
     simulate(chosen, StackedTrainer(chosen, 2, captures))
     assert captures.kinds == [(2, True)]

@@ -21,7 +21,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
-from fedbench.engine import stacked
+from fedbench.engine import graphs
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.optim import factors
 from fedbench.engine.stacked import StackedTrainer
@@ -121,7 +121,7 @@ def test_every_engine_follows_it(
     engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By step the rates of clients of different sizes differ; states are fresh and kept."""
-    monkeypatch.setattr(stacked, "WARM", 0)
+    monkeypatch.setattr(graphs, "WARM", 0)
     as_looped(engine, config)
     assert not caplog.records, "a step that is not captured is told"
 

@@ -17,7 +17,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Ragged
-from fedbench.engine import stacked
+from fedbench.engine import graphs, stacked
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
 from fedbench.engine.hooks import HookError
 from fedbench.engine.looped import LoopedTrainer
@@ -194,7 +194,7 @@ class Halved(FedAvg):
 
 def test_another_program_warms_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two rounds takes four steps of two whole batches, of which the first three warm up."""
-    monkeypatch.setattr(stacked, "WARM", 3)
+    monkeypatch.setattr(graphs, "WARM", 3)
     captured, replays = list[tuple[int, bool]](), list[int]()
 
     def capture(program: Program, rows: int, full: bool) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
+from fedbench.engine import graphs
 from fedbench.engine.optim import fit
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
@@ -24,16 +27,33 @@ def run(method: FedGen | FedAvg, **options: object) -> tuple[Setup, Tree]:
 # ---- fit
 
 
+@pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("config", [OptimizerConfig(lr=0.1, momentum=0.9), OptimizerConfig(name="adam", lr=0.05)])
-def test_fit_is_torch_optim(config: OptimizerConfig) -> None:
+def test_fit_is_torch_optim(config: OptimizerConfig, capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with steps that are captured, which read and write the same tensors every time."""
+    replays = list[int]()
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        index = len(replays)
+        replays.append(0)
+
+        def again() -> None:
+            replays[index] += 1
+            step()
+
+        return again
+
+    monkeypatch.setattr(graphs, "capture_for", lambda _: capture if capturing else None)
     start = {"a": torch.tensor([1.0, -2.0], dtype=torch.float64), "b": torch.tensor(3.0, dtype=torch.float64)}
 
-    def loss(params: Tree, generator: torch.Generator) -> Tensor:
-        target = torch.randn(2, generator=generator, dtype=torch.float64)
-        return (params["a"] - target).square().sum() + params["b"] ** 2
+    generator = torch.Generator().manual_seed(3)
+    draws = [{"target": torch.randn(size, generator=generator, dtype=torch.float64)} for size in (2, 2, 2, 1, 2)]
+
+    def loss(params: Tree, drawn: Tree) -> Tensor:
+        return (params["a"] - drawn["target"]).square().sum() + params["b"] ** 2
 
     with torch.no_grad():  # as in aggregate
-        found = fit(start, loss, 5, config, torch.Generator().manual_seed(3))
+        found = fit(start, loss, draws, config)
     assert start["b"].item() == 3.0
     params = {k: v.clone().requires_grad_(True) for k, v in start.items()}
     leaves = list(params.values())
@@ -42,12 +62,12 @@ def test_fit_is_torch_optim(config: OptimizerConfig) -> None:
         if config.name == "adam"
         else torch.optim.SGD(leaves, config.lr, config.momentum)
     )
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(5):
+    for drawn in draws:
         stepping.zero_grad()
-        loss(params, generator).backward()
+        loss(params, drawn).backward()
         stepping.step()
     assert close(found, params)
+    assert replays == [4 - graphs.WARM] * capturing, "three steps are of one kind: the first two run as they are"
     assert not any(leaf.requires_grad for leaf in found.values())
 
 

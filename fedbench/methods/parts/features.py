@@ -43,10 +43,11 @@ def class_points(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return (sums / counts.clamp(min=1).unsqueeze(2))[has], has.nonzero()[:, 1]
 
 
-def shuffled(count: int, epochs: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the rows of each mini-batch, of at most `size` of `count` points, over epochs of different orders."""
-    orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
-    return [rows for order in orders for rows in order.split(size) if len(rows)]
+def shuffled(count: int, epochs: int, size: int, generator: torch.Generator) -> Iterator[Tree]:
+    """Yield the `rows` of each mini-batch, of at most `size` of `count` points, over epochs of different orders."""
+    for _ in range(epochs if count else 0):
+        for rows in torch.randperm(count, generator=generator).split(size):
+            yield {"rows": rows}
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
