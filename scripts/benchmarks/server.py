@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,13 +14,18 @@ from torch import Tensor, vmap
 
 from benchmarks.rounds import timed
 from fedbench.config.compose import compose
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
+from fedbench.core.trees import Tree
+from fedbench.engine import graphs, optim
 from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedcollab.solver import solve
 from fedbench.methods.fedrema import segment
-from fedbench.methods.parts.features import complementarity, directions
+from fedbench.methods.fedtgp import contrast, prototypes
+from fedbench.methods.parts.features import complementarity, directions, shuffled
+from fedbench.methods.parts.layers import linear
 from fedbench.methods.parts.mixing import cosines, project
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.small import LeNet5
@@ -28,6 +35,7 @@ from fedbench.runs.config import resolve
 FEATURES, RANK, CLASSES = 84, 3, 10  # LeNet5's representation, FedSaC's k
 PARAMETERS = 62_006  # LeNet5
 RESTARTS = 100  # FedCollab's
+LEARNING_STEPS = 500  # of FedTGP's server, which takes 100 epochs over the class means of all clients
 REPEATS = 3
 FASHION = "dataset=fashion_mnist"
 HUNDRED = "partition.num_clients=100"
@@ -101,6 +109,23 @@ def run(n: int, device: torch.device) -> dict[str, Any]:
         "fedrema_matching": lambda: segment(S, last_gap=True, keep_below=False),
         "fedcollab_solver": lambda: solve(sizes, distances, 10.0, restarts=RESTARTS, rng=np.random.default_rng(0)),
     }
+    points, labels = features[:, 0].to(device), torch.arange(n, device=device) % CLASSES  # as if class means
+    tgp = {"embedding": torch.randn(CLASSES, FEATURES, generator=generator)}
+    tgp |= {k: v for layer in "01" for k, v in linear(layer, FEATURES, FEATURES, generator).items()}
+    tgp = {name: leaf.to(device) for name, leaf in tgp.items()}
+
+    def learning() -> Tree:
+        def loss(tgp: Tree, drawn: Tree) -> Tensor:
+            return contrast(points[drawn["rows"]], labels[drawn["rows"]], prototypes(tgp), points[0, 0].abs())
+
+        steps = itertools.islice(shuffled(n, LEARNING_STEPS, 10, generator), LEARNING_STEPS)
+        return optim.fit(tgp, loss, steps, OptimizerConfig(lr=0.01))
+
+    def learning_uncaptured() -> Tree:
+        with patch.object(graphs, "capture_for", lambda _: None):
+            return learning()
+
+    calls |= {"fedtgp_learning": learning, "fedtgp_learning_without_graphs": learning_uncaptured}
     seconds = {name: [timed(call, device)[0] for _ in range(REPEATS)] for name, call in calls.items()}
     return {"clients": n, **{k: float(f"{statistics.median(v):.3g}") for k, v in seconds.items()}}
 
