@@ -81,8 +81,9 @@ def kernels(_name: str, result: Result, given: argparse.Namespace) -> None:
 def several_runs(_name: str, result: Result, given: argparse.Namespace) -> None:
     """Runs at once in as many processes."""
     for name in in_time(processes.SETTINGS, given):
-        put(result, "processes", processes.run(name, given.device, given.repeats))
-        store(result, given.out)
+        for row in processes.run(name, given.device, given.repeats):
+            put(result, "processes", row)
+            store(result, given.out)
 
 
 def both_precisions(_name: str, result: Result, given: argparse.Namespace) -> None:

@@ -20,8 +20,13 @@ def cuda_capture(device: torch.device) -> Callable[[Step], Step]:
 
     def capture(step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its stream as the current one, on which nothing can run.
         # Other threads may go on allocating meanwhile.
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(device),
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             step()
         return graph.replay
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,11 @@ def own_rounds(_place: int, name: str, device: str) -> tuple[Callable[[int], Rou
     return contestants(setup, {"own": pick_trainer(setup, hardware)})["own"], where
 
 
-def run(name: str, device: str, repeats: int) -> dict[str, Any]:
-    """Seconds until the last of so many processes has done a round, and how many runs that makes in the time of one."""
-    seconds = {}
+def run(name: str, device: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield a row after each number of processes: seconds until the last of them has done a round."""
+    seconds: dict[str, float] = {}
     for count in PROCESSES:
         each = at_once(own_rounds, count, repeats, name, device)
-        seconds[count] = statistics.median(map(max, zip(*each, strict=True)))
-    mps = with_mps()
-    return {
-        "workload": name + ", MPS" * mps,
-        "what": STEPS[name].what,
-        "steps": STEPS_A_ROUND.get(device, FEW),
-        "seconds": {str(count): value for count, value in seconds.items()},
-        "runs_for_one": {str(count): count * seconds[1] / value for count, value in seconds.items()},
-    }
+        seconds[str(count)] = statistics.median(map(max, zip(*each, strict=True)))
+        steps = STEPS_A_ROUND.get(device, FEW)
+        yield {"workload": name + ", MPS" * with_mps(), "what": STEPS[name].what, "steps": steps, "seconds": seconds}

@@ -103,15 +103,13 @@ def _number(value: float | None, scale: float = 1.0) -> str:
 
 
 def _processes(rows: list[Row]) -> list[str]:
-    counts = list(rows[-1]["seconds"])
-    heads = [f"{count} at once, s a round" for count in counts] + [f"{count} at once" for count in counts[1:]]
     lines = []
     for row in rows:
-        seconds = [_number(row["seconds"][count]) for count in counts]
-        gains = [f"{row['runs_for_one'][count]:.2f}" for count in counts[1:]]
-        lines.append((row["workload"], row["steps"], *seconds, *gains, f"{row['load_before']:.1f}"))
-    said = ["Runs at once, a process each; the last columns are how many runs that makes in the time of one:", ""]
-    return [*said, *table(("setting", "steps a round", *heads, "load"), *lines)]
+        for count, seconds in row["seconds"].items():
+            gain = int(count) * row["seconds"]["1"] / seconds
+            lines.append((row["workload"], row["steps"], count, _number(seconds), f"{gain:.2f}"))
+    head = ("setting", "steps a round", "runs at once", "seconds a round", "runs in the time of one")
+    return ["Several runs, each in a process of its own:", "", *table(head, *lines)]
 
 
 def _tf32(rows: list[Row]) -> list[str]:

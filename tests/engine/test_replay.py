@@ -168,26 +168,44 @@ def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogC
 # A GPU's graphs, as far as they can be told without one: what is called, in which order, and when.
 
 
-def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it can be told without one: what is called, and in which order."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not leave the stream of a capture that fails."""
     told: list[Any] = []
 
     @contextlib.contextmanager
     def graph(made: Any, **options: Any) -> Iterator[None]:
         told.append(options)
         yield
+        if fails:
+            raise RuntimeError("invalidated")
         told.append("captured")
+
+    @contextlib.contextmanager
+    def stream(chosen: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            told.append(f"back to {chosen}")
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed")))
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the stream of before")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
-    again = stacked.cuda_capture(torch.device("cuda"))(program, 5, True)
+    capture = stacked.cuda_capture(torch.device("cuda"))
+    begun = [{"pool": "pool", "capture_error_mode": "thread_local"}, (5, True)]
+    if fails:
+        with pytest.raises(RuntimeError, match="invalidated"):
+            capture(program, 5, True)
+        assert told == [*begun, "back to the stream of before"]
+        return
+    again = capture(program, 5, True)
     again()
     again()
-    options = {"pool": "pool", "capture_error_mode": "thread_local"}
-    assert told == [options, (5, True), "captured", "replayed", "replayed"]
+    assert told == [*begun, "captured", "back to the stream of before", "replayed", "replayed"]
 
 
 @pytest.mark.parametrize(
