@@ -135,7 +135,7 @@ gpu-check: $(INSTALLED) ## every method by every engine on this machine's GPU ag
 	$(BIN)/python scripts/bench.py --device cuda --out gpu-check
 
 gpu-floor: $(INSTALLED) ## four minutes of a GPU: a step of each paper against the card's rates, and TF32
-	for part in FLOOR KERNELS TF32; do \
+	for part in FLOOR KERNELS PROCESSES TF32; do \
 		$(BIN)/python scripts/bench.py --device cuda --only $$part --minutes 1.5 --out gpu-check; \
 	done
 

@@ -361,7 +361,7 @@ class HardwareConfig(Component):
     # torch threads in this process (more help no small net); 0: torch's own choice
     threads: int = at_least(0, 1)
     chunk: int = at_least(0, 0)  # clients trained at once by the stacked engine; 0: as many as memory takes
-    # on a GPU the steps of the stacked engine are captured once and replayed (CUDA graphs); off: they never are
+    # on a GPU steps of the stacked engine and of servers are captured once and replayed (CUDA graphs); off: never
     graph: str = one_of("auto", "off")
     # tf32: a GPU multiplies with ten exact bits | bf16: the passes of local training run in bfloat16, seven exact bits
     precision: str = one_of("float32", "tf32", "bf16")

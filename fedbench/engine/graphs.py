@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 
 import torch
 
 WARM = 2  # calls before a step is captured: libraries choose kernels and take memory in their first
 
 Step = Callable[[], None]
+allowed = ContextVar("allowed", default=True)  # hardware.graph
 log = logging.getLogger("fedbench")
 
 
@@ -34,8 +36,8 @@ def cuda_capture(device: torch.device) -> Callable[[Step], Step]:
 
 
 def capture_for(device: torch.device) -> Callable[[Step], Step] | None:
-    """Return what captures steps on `device`; None: only a GPU does."""
-    return cuda_capture(device) if device.type == "cuda" else None
+    """Return what captures steps on `device`; None: it is no GPU, or hardware.graph is off."""
+    return cuda_capture(device) if device.type == "cuda" and allowed.get() else None
 
 
 class Replays:

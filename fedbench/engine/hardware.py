@@ -21,6 +21,7 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.data.dataset import Dataset
+from fedbench.engine import graphs
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, first_round_inputs
@@ -214,6 +215,7 @@ def set_precision(*, tf32: bool) -> None:
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each modality; `auto` is the engine that trains a few steps fastest here."""
     set_threads(config)
+    graphs.allowed.set(config.graph == "auto")
     if config.engine == "ray":
         from fedbench.engine.sharded import RayTrainer
 

@@ -217,5 +217,11 @@ def test_hardware_graph_says_whether_a_gpu_captures(
     monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
     chosen = setup(FedAvg())
     chosen.federation.device = torch.device(device)
-    trainer = hardware.stacked_engine(chosen, HardwareConfig(graph=graph, chunk=2))
+    config = HardwareConfig(engine="stacked", graph=graph, chunk=2)
+    trainer = hardware.stacked_engine(chosen, config)
     assert (trainer.capture is rerun) == captures
+    monkeypatch.setattr(graphs, "cuda_capture", lambda _: rerun)
+    hardware.pick_trainer(chosen, config)
+    assert (graphs.capture_for(torch.device(device)) is rerun) == captures, "the server's steps too"
+    hardware.pick_trainer(chosen, HardwareConfig(engine="looped"))
+    assert graphs.capture_for(torch.device("cuda")) is rerun, "off does not last"
