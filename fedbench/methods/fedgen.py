@@ -18,7 +18,7 @@ Deviations:
   ratio of generated to own samples in a step. It draws y uniformly and eps from U[0, 1); here they come from p(y) and
   N(0, 1). It gives the generator a weight decay of 1e-2.
 
-Batch normalisation: running statistics of the model are shared and averaged.
+Batch normalisation: running statistics of the model are shared and averaged, unless they are private.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.fields import at_least, positive, share
-from fedbench.config.schema import OptimizerConfig
+from fedbench.config.fields import at_least, positive, selectors, share
+from fedbench.config.schema import OptimizerConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import ONE_NETWORK, Method
@@ -49,7 +50,7 @@ class FedGen(Method):
     """FedAvg with a feature generator that gives each client the knowledge of the other clients' classifiers.
 
     Server: * [...]; generator/**
-    Memory: nothing
+    Memory: * [N, ...] if private
     Message: * [...]; generator/**; labels [K], p(y)
     Upload: * [...]
     """
@@ -63,21 +64,36 @@ class FedGen(Method):
     batch: int = at_least(1, 32)  # features generated in a step, by the server and by a client
     lr: float = positive(3e-4)  # learning rate of the generator (Adam)
     diversity: float = at_least(0, 1.0)  # weight of the generator's diversity term
+    private: tuple[str, ...] = added(selectors(()))  # leaves that never leave a client; none of the classifier layer
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     unfit: ClassVar[Mapping[str, str]] = {**ONE_NETWORK, "regression": "generates features of classes"}
 
+    @property
+    def family(self) -> str:  # type: ignore[override]
+        """A client with private leaves has a model of its own."""
+        return "personalised" if self.private else "global"
+
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Return FedAvg's model, and a generator beside it."""
+        """Return FedAvg's shared leaves and a generator beside them, and on every client the private leaves.
+
+        Raises:
+            ConfigError: leaves of the classifier layer are private, from which the generator learns.
+        """
         model = task.init(generator)
+        private, shared = task.split(model, self.private)
+        if lost := task.select(private, ("@head",)):
+            raise ConfigError(
+                f"method.private: FedGen's server learns from {min(lost)} of all clients; leave out @head"
+            )
         features = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         widths = (self.noise + task.classes, self.hidden, features)
         made: Tree = {}
         for layer, (wide, narrow) in enumerate(pairwise(widths)):
             made |= linear(str(layer), wide, narrow, generator)
-        return {**model, **trees.join(generator=made)}, {}
+        return {**shared, **trees.join(generator=made)}, trees.expand(private, population.clients)
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send the model, the generator, and the label distribution of this server's clients."""
@@ -107,14 +123,14 @@ class FedGen(Method):
         return loss
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """Return FedAvg's model."""
-        return _model(server)
+        """Return FedAvg's model, unless a part of it is private."""
+        return super().common(_model(server), task)
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """Return the model; the generator stays as received."""
-        return _model(client.message)
+        """Return the received leaves beside the client's own; the generator stays as received."""
+        return {**_model(client.message), **client.memory}
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Return the noise eps [S, B, noise] and labels y [S, B] of each step's features; `own` is eps of own samples.
@@ -152,8 +168,9 @@ class FedGen(Method):
         return total
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload the model."""
-        return work, {}
+        """Upload the shared leaves, keep the private ones."""
+        private, shared = client.task.split(work, self.private)
+        return shared, private
 
 
 def generate(made: Tree, eps: Tensor, y: Tensor, classes: int) -> Tensor:

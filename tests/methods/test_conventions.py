@@ -138,6 +138,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "sosicfl_plus all": {"name": "sosicfl_plus", "simplex": ["*"]},
     "feddbe private": {"name": "feddbe", "private": ["@head"]},
     "feddyn weighted": {"name": "feddyn", "weighted": True},
+    "feddyn private": {"name": "feddyn", "private": ["@stats", "@head"]},
+    "fedgen private": {"name": "fedgen", "private": ["@stats"]},
     "fedrod stays": {"name": "fedrod", "generic_stays": True},
     "cfl cut": {"name": "cfl", "eps1": 100.0, "eps2": 0.0},
     "robust labels": {"name": "robust", "attack": "labels"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine import graphs
 from fedbench.engine.optim import fit
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedgen import FedGen, generate
+from fedbench.models.small import LeNet5
 from tests.methods.toys import FOUR, close, federation, setup, simulate
 
 
@@ -87,3 +90,18 @@ def test_the_generator_learns_what_the_classifiers_know() -> None:
     before = trees.part(run(FedGen(steps=0))[1], "generator")
     raw = generate(before, eps, y, 4) @ server["head.weight"].t() + server["head.bias"]
     assert float((raw.argmax(1) == y).double().mean()) < 0.5
+
+
+def test_private_leaves_stay_and_the_others_are_fedavgs_without_the_terms() -> None:
+    data = federation((6, 9), (1, 16, 16))
+    options: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": LeNet5(batch_norm=True)}
+    alone = FedGen(generative_weight=0.0, latent_weight=0.0, private=("@stats",))
+    chosen = setup(alone, data, **options)
+    found, plain = simulate(chosen), simulate(setup(FedAvg(private=("@stats",)), data, **options))
+    assert close({name: found.server[name] for name in plain.server}, plain.server)
+    assert set(found.memory) == set(chosen.task.buffers)
+    assert close(found.memory, plain.memory)
+    assert chosen.method.common(found.server, chosen.task) is None
+    refused = setup(FedGen(private=("@head",)), data, **options)
+    with pytest.raises(ConfigError, match=r"^method.private: FedGen's server learns from .*; leave out @head$"):
+        simulate(refused)

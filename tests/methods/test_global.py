@@ -124,6 +124,30 @@ def test_running_statistics_are_shared_and_averaged(method: Any) -> None:
     assert gap({"": fedavg[names[0]]}, {"": initial(chosen)[names[0]]}) > 1e-2
 
 
+STATS = ("@stats",)
+
+
+@pytest.mark.parametrize("private", [STATS, (*STATS, "@head")])
+def test_feddyn_keeps_private_leaves_and_the_others_move_as_alone(private: tuple[str, ...]) -> None:
+    """In the first round lambda is 0: with hardly any pull, FedDyn is FedAvg of equal clients, twice its update."""
+    data = federation((6, 6), (1, 16, 16))
+    options: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": LeNet5(batch_norm=True)}
+    chosen = setup(FedDyn(alpha=1e-12, private=private), data, **options)
+    found, plain = simulate(chosen), simulate(setup(FedAvg(private=private), data, **options))
+    model, start = trees.part(found.server, "model"), initial(chosen)
+    assert chosen.method.common(found.server, chosen.task) is None
+    assert set(model) == set(plain.server)
+    weights = chosen.task.weights(model)
+    twice = {name: 2 * plain.server[name] - start[name] for name in weights}
+    assert close(weights, twice, 1e-9)
+    kept = {name: found.memory[name] for name in plain.memory}
+    assert set(kept) >= set(chosen.task.buffers)
+    assert close(kept, plain.memory, 1e-9)
+    states = {name: leaf.mean(0) for name, leaf in found.memory.items() if name not in kept}
+    moved = {name: start[name] - plain.server[name] for name in weights}
+    assert close(states, moved, 1e-9), "lambda is of the shared weights alone"
+
+
 # ---- fixed points
 
 EQUAL = (9, 9, 9)
