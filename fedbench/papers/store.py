@@ -170,7 +170,7 @@ def save_table(
     """Write table.zip as a whole; parts of it that are not given stay.
 
     `rows` are result rows, `curves` points with row, column, seed, round and acc_on_<set> in percent; `matrices` [N, N]
-    and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float32.
+    and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float16 (three digits) and float32.
 
     Raises:
         Damaged: the present file is not as it was written.
@@ -183,9 +183,9 @@ def save_table(
     }
     files = {TABLE: as_json(content)}
     files |= {name: as_csv(lines) for name, lines in ((ROWS, rows), (CURVES, curves)) if lines}
-    for name, arrays in ((MATRICES, matrices), (CLIENTS, clients)):
+    for name, arrays, kind in ((MATRICES, matrices, np.float16), (CLIENTS, clients, np.float32)):
         if arrays:
-            files[name] = as_npz({key: np.asarray(each, dtype=np.float32) for key, each in arrays.items()})
+            files[name] = as_npz({key: np.asarray(each, dtype=kind) for key, each in arrays.items()})
     files_of(folder).write(files)
 
 
@@ -269,7 +269,7 @@ def read_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
 def read_arrays(folder: Path, name: str) -> dict[str, Array]:
     """Return the collaboration matrices (MATRICES) or clients' accuracies (CLIENTS), as `save_table` is given them."""
     files = files_of(folder)
-    return files.npz(name) if files.has(name) else {}
+    return {key: each.astype(np.float32) for key, each in files.npz(name).items()} if files.has(name) else {}
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
