@@ -29,7 +29,7 @@ def with_mps() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
-def own_rounds(_place: int, name: str, device: str) -> tuple[Callable[[int], Round], torch.device]:
+def own_rounds(name: str, device: str) -> tuple[Callable[[int], Round], torch.device]:
     """Rounds of one run, by the engine that a run takes."""
     where = torch.device(device)
     setup = of_steps(STEPS[name].setup(where), STEPS_A_ROUND.get(device, FEW))

@@ -399,7 +399,7 @@ def two_processes(name: str, repeats: int) -> float:
     return round(2 * alone / both, 2)
 
 
-def _two_clients(_place: int, name: str) -> tuple[Callable[[int], Round], torch.device]:
+def _two_clients(name: str) -> tuple[Callable[[int], Round], torch.device]:
     """Rounds of two clients by hand, in a process of their own."""
     device = torch.device("cpu")
     setup = WORKLOADS[name].setup(device)
@@ -411,15 +411,15 @@ def _two_clients(_place: int, name: str) -> tuple[Callable[[int], Round], torch.
 def at_once(work: Callable[..., Any], processes: int, repeats: int, *given: Any) -> list[list[float]]:
     """For each of several processes the seconds of its rounds, each begun when all are ready, after one to warm up.
 
-    `work(place, *given)`, called in process number `place`, returns what makes a round ready, and the device.
+    `work(*given)`, called in each of them, returns what makes a round ready, and the device.
 
     Raises:
         queue.Empty: a process died, or took longer than `PATIENCE`.
     """
     context = multiprocessing.get_context("spawn")
     barrier, found = context.Barrier(processes), context.Queue()
-    options = (repeats, barrier, found, given)
-    started = [context.Process(target=_in_turn, args=(work, place, *options)) for place in range(processes)]
+    options = (work, repeats, barrier, found, given)
+    started = [context.Process(target=_in_turn, args=options) for _ in range(processes)]
     for process in started:
         process.start()
     try:
@@ -429,9 +429,9 @@ def at_once(work: Callable[..., Any], processes: int, repeats: int, *given: Any)
             process.terminate()
 
 
-def _in_turn(work: Callable[..., Any], place: int, repeats: int, barrier: Barrier, found: Any, given: Any) -> None:
+def _in_turn(work: Callable[..., Any], repeats: int, barrier: Barrier, found: Any, given: Any) -> None:
     torch.set_num_threads(1)
-    ready, device = work(place, *given)
+    ready, device = work(*given)
     seconds = []
     for repeat in range(repeats + 1):
         round_ = ready(repeat)
