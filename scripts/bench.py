@@ -4,12 +4,11 @@
     python scripts/bench.py --only FLOOR KERNELS PROCESSES TF32 [--steps FedSaC W1 ...] [--minutes 4]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone. PHASES tells where the
-time of a run goes. Seven have to be asked for: FLOOR measures a step of each paper against what the machine can do,
+time of a run goes. Six have to be asked for: FLOOR measures a step of each paper against what the machine can do,
 KERNELS what these steps have a GPU do, PROCESSES several runs at once on a GPU, TF32 a paper's cell in float32 and in
-TF32, SCALE rounds against the number of clients and the cohort, RAY what crosses between the actors of the ray engine
-and their driver, MANY what clients cost besides training. Results go to OUT/MACHINE.json with a page beside it, those
-of the last three to OUT/scale, OUT/ray and OUT/many. The first four store each case as soon as it is measured, and
-begin none after `--minutes`.
+TF32, SCALE rounds against the number of clients and the cohort, MANY what clients cost besides training. Results go to
+OUT/MACHINE.json with a page beside it, those of the last two to OUT/scale and OUT/many. The first four store each case
+as soon as it is measured, and begin none after `--minutes`.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from fedbench.runs.fingerprint import machine, versions
 
 Result = dict[str, Any]
 EachT = TypeVar("EachT")
-ASKED = ("FLOOR", "KERNELS", "PROCESSES", "TF32", "SCALE", "RAY", "MANY")  # parts that run only if they are asked for
-OWN_PAGES = ("SCALE", "RAY", "MANY")
+ASKED = ("FLOOR", "KERNELS", "PROCESSES", "TF32", "SCALE", "MANY")  # parts that run only if they are asked for
+OWN_PAGES = ("SCALE", "MANY")
 
 
 def local_training(name: str, result: Result, given: argparse.Namespace) -> None:
@@ -117,10 +116,10 @@ def at_scale(_name: str, result: Result, given: argparse.Namespace) -> None:
         keep(result, given.out / "scale", found, scale.markdown({**result, **found}))
 
 
-def case_by_case(name: str, result: Result, given: argparse.Namespace) -> None:
-    """What crosses between the driver of the ray engine and its actors; what many clients cost besides training."""
-    for found in {"RAY": scale.crossings, "MANY": scale.registries}[name](quick=given.quick):
-        keep(result, given.out / name.lower(), {"rows": found}, scale.rows_table(found) + "\n")
+def many_clients(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """What many clients cost besides training."""
+    for found in scale.registries(quick=given.quick):
+        keep(result, given.out / "many", {"rows": found}, scale.rows_table(found) + "\n")
 
 
 def keep(result: Result, folder: Path, found: Result, page: str) -> None:
@@ -140,8 +139,7 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     "PROCESSES": several_runs,
     "TF32": both_precisions,
     "SCALE": at_scale,
-    "RAY": case_by_case,
-    "MANY": case_by_case,
+    "MANY": many_clients,
 }
 
 

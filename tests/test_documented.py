@@ -64,7 +64,6 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it
     "python scripts/same_numbers.py": "minutes; tests/scripts runs its parts",
     "fedbench prepare mnist cifar10": "a network",
     "fedbench check-method fedexp": "pip install; tests/config/test_outside.py has a package",
-    "fedbench method=fedavg hardware=ray": "Ray; tests/engine/test_sharded.py runs it on a stand-in",
     "fedbench reproduce table=fedcollab_t3 launcher=": "machines, or tests/properties/test_any_fault.py",
     "fedbench new": "it writes into the repository; tests/cli/test_new.py runs each kind in a copy",
     "fedbench -sc install=fish": "a shell that reads it; tests/cli/test_listing.py completes",

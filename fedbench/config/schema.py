@@ -355,9 +355,8 @@ class HardwareConfig(Component):
 
     name: str = "auto"
     device: str = "auto"  # auto | cpu | cuda | cuda:<i>
-    engine: str = one_of("auto", "looped", "workers", "stacked", "ray")
-    # processes of the workers engine, 0: one a core; actors of the ray engine, 0: one a GPU, or without any a core
-    workers: int = at_least(0, 0)
+    engine: str = one_of("auto", "looped", "workers", "stacked")
+    workers: int = at_least(0, 0)  # processes of the workers engine; 0: one for each core
     # torch threads in this process (more help no small net); 0: torch's own choice
     threads: int = at_least(0, 1)
     chunk: int = at_least(0, 0)  # clients trained at once by the stacked engine; 0: as many as memory takes
@@ -365,7 +364,6 @@ class HardwareConfig(Component):
     graph: str = one_of("auto", "off")
     # tf32: a GPU multiplies with ten exact bits | bf16: the passes of local training run in bfloat16, seven exact bits
     precision: str = one_of("float32", "tf32", "bf16")
-    address: str | None = None  # of the Ray cluster for the ray engine: auto, or HOST:PORT; null: this machine
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -185,8 +185,6 @@ def pick_device(config: HardwareConfig) -> torch.device:
         ConfigError: the config asks for a GPU that does not exist.
     """
     name = config.device
-    if config.engine == "ray":  # whose actors have GPUs, if there are any
-        return torch.device("cpu")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = torch.cuda.device_count()
@@ -216,10 +214,6 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each modality; `auto` is the engine that trains a few steps fastest here."""
     set_threads(config)
     graphs.allowed.set(config.graph == "auto")
-    if config.engine == "ray":
-        from fedbench.engine.sharded import RayTrainer
-
-        return RayTrainer(setup, config, pick_trainer)
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 needs a GPU; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")
@@ -260,7 +254,7 @@ def processes(setup: Setup, config: HardwareConfig, seconds: float) -> int:
     """
     workers = min(config.workers or available_workers(), setup.at_once)
     worth = config.engine == "auto" and seconds * (1 - 1 / workers) > WORKERS_START
-    return workers if setup.federation.device.type == "cpu" and (worth or config.engine in ("workers", "ray")) else 1
+    return workers if setup.federation.device.type == "cpu" and (worth or config.engine == "workers") else 1
 
 
 def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:

@@ -113,7 +113,9 @@ class ScoredModels:
         Raises:
             FedbenchError: the run did not keep them, or its data are not on this machine.
         """
-        run = from_plain(config)
+        # How clients were trained plays no part, and may have settings that are gone.
+        hardware = {key: config["hardware"][key] for key in ("device", "precision") if key in config["hardware"]}
+        run = from_plain({**config, "hardware": hardware})
         protocol = run.protocol
         if protocol.report == "mean_last_5":
             raise FedbenchError(

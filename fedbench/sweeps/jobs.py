@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -269,8 +273,8 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         except Exception:
             if not asked():
                 raise
-        if signal := asked():
-            raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
+        if number := asked():
+            raise Stopped(number, "\n".join(filter(None, map(_saved, returned))))
     for job, overrides in zip(returned, batch, strict=False):  # one that died did not say which it was
         job.overrides = job.overrides or list(overrides)
     return returned
@@ -333,6 +337,60 @@ def _dead(error: Exception) -> JobReturn:
     return returned
 
 
+@contextmanager
+def started_ray(address: str | None, resources: Mapping[str, float]) -> Iterator[Any]:
+    """Yield the module `ray`, connected to the cluster at `address` (None: to one of this machine, which ends here).
+
+    `resources` are those of a task, such as num_gpus=1.
+
+    Raises:
+        ConfigError: Ray is not installed, nothing answers at `address`, or no machine has the `resources`.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("hydra.launcher needs Ray: pip install 'fedbench-harness[ray]'") from None
+    ours = not ray.is_initialized()
+    if ours:
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            _knock(address)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                include_dashboard=None if address else False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:  # ray has no class for it, and says it in many lines
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"no Ray at hydra.launcher.address={address}; ray start --head starts one: {said}"
+            ) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has taken it, to end the process at once
+    try:
+        _require(ray, resources)
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would try for ten minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _require(ray: Any, resources: Mapping[str, float]) -> None:
+    """Refuse resources that no machine has; Ray itself would wait for them forever."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for key, name in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+        if (wanted := resources.get(key, 0)) > (most := max((each.get(name, 0) for each in machines), default=0)):
+            raise ConfigError(f"hydra.launcher.{key}={wanted:g}: a machine of this Ray has at most {most:g} {name}")
+
+
 def launch_on_ray(
     jobs: Sequence[tuple[int, list[str]]],
     arguments: tuple[Any, ...],
@@ -351,9 +409,7 @@ def launch_on_ray(
     # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
     from hydra_plugins.hydra_joblib_launcher._core import execute_job
 
-    from fedbench.core.rays import started_ray
-
-    with started_ray(address, resources, "hydra.launcher") as ray:
+    with started_ray(address, resources) as ray:
         task = ray.remote(max_retries=0, **resources)(execute_job)
         shared = [ray.put(each) for each in (*arguments, Singleton.get_state())]
         return [_result_on_ray(ray, each) for each in [task.remote(*job, *shared) for job in jobs]]

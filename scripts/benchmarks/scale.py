@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,14 +95,6 @@ def rounds(clients: int, cohort: int, method: str, device: str, model: str = "le
     return given | {key: round(value, 4) for key, value in found.items()}
 
 
-def in_turn(work: Callable[..., dict[str, Any]], cases: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """What `work` returns of each of `cases`: all there is so far after each."""
-    found: list[dict[str, Any]] = []
-    for given in cases:
-        found.append(alone(work, given))
-        yield found
-
-
 def largest_mib() -> float:
     """The largest size of this process so far (Linux)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -125,47 +115,15 @@ def registered(clients: int, cohort: int, method: str, model: str, device: torch
     return Setup(config.method, config.model.task(federation.shape, federation.classes), federation, protocol, 0)
 
 
-def crossing(given: dict[str, Any]) -> dict[str, Any]:
-    """Bytes that cross in a round with `actors` of the ray engine, and the driver's seconds in it, which Ray's are."""
-    method, actors = given["method"], given["actors"]
-    setup = registered(given["clients"], given["cohort"], method, "lenet5", torch.device("cpu"))
-    trainer = pick_trainer(setup, HardwareConfig(engine="ray", device="cpu", workers=actors))
-    simulation = Simulation(setup, trainer)
-    state = simulation.begin()
-    simulation.step(state)  # the first round also waits for actors that start
-    crossed, waited, cpu, begin = (
-        Counter(trainer.crossed),  # type: ignore[attr-defined]
-        trainer.waited,  # type: ignore[attr-defined]
-        time.process_time(),
-        time.perf_counter(),
-    )
-    for _ in range(TIMED):
-        simulation.step(state)
-    seconds = time.perf_counter() - begin
-    found = {
-        **{f"{name}_mb": (trainer.crossed[name] - crossed[name]) / 1e6 for name in ("shared", "down", "up")},  # type: ignore[attr-defined]
-        "seconds": seconds,
-        "driver": seconds - (trainer.waited - waited),  # type: ignore[attr-defined]
-        "driver_cpu": time.process_time() - cpu,
-    }
-    trainer.close()
-    return given | {name: value / TIMED for name, value in found.items()}
-
-
-def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
-    """A stateless method and one with a model a client, by 1, 2 and 4 actors: what there is so far after each.
-
-    `quick`: a fifth of the cohort.
-    """
-    size = {"clients": 1000, "cohort": 20 if quick else 100}
-    cases = itertools.product(("fedavg", "ditto"), (1, 2, 4))
-    return in_turn(crossing, [{"method": method, "actors": actors, **size} for method, actors in cases])
-
-
 def registries(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
-    """A method with a model a client and a stateless one, among many clients; `quick`: 1 % of them."""
-    cases = {"ditto": 100_000, "fedavg": 1_000_000}
-    return in_turn(registry, [{"method": name, "clients": n // 100 if quick else n} for name, n in cases.items()])
+    """A method with a model a client and a stateless one, among many clients: what there is so far after each.
+
+    `quick`: 1 % of them.
+    """
+    found: list[dict[str, Any]] = []
+    for name, clients in {"ditto": 100_000, "fedavg": 1_000_000}.items():
+        found.append(alone(registry, {"method": name, "clients": clients // 100 if quick else clients}))
+        yield found
 
 
 def registry(given: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
 FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when needed, or read by a parser
     *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment", "cohort", "metrics"),
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
-    *("architecture", "called", "record", "uri", "experiment", "address"),
+    *("architecture", "called", "record", "uri", "experiment"),
     *("target", "client", "split", "categories", "drop"),
 }
 

@@ -77,7 +77,6 @@ def test_the_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device(HardwareConfig()) == torch.device("cuda")
     assert pick_device(HardwareConfig(device="cpu")) == torch.device("cpu")
     assert pick_device(HardwareConfig(device="cuda:1")) == torch.device("cuda:1")
-    assert pick_device(HardwareConfig(engine="ray")) == torch.device("cpu"), "its actors have the GPUs"
 
 
 @pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2"), (2, "cuda:x")])

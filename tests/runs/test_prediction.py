@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch:
         with pytest.raises(KeyboardInterrupt):
             made(tmp_path / "cut", *given, "checkpoint.rounds=1")
     check(made(tmp_path / "cut", *given))
+
+
+def test_of_a_run_by_an_engine_that_is_gone(tmp_path: Path) -> None:
+    run = made(tmp_path, "method=fedper", "protocol=quick")
+    older = replace(run)
+    older.config["hardware"] |= {"engine": "ray", "address": None}
+    assert older.predict(1).scores.tolist() == run.predict(1).scores.tolist()
 
 
 @pytest.mark.slow

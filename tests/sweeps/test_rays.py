@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedbench.core.errors import ConfigError
-from fedbench.core.rays import started_ray
+from fedbench.sweeps.jobs import started_ray
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_it_lives_as_long_as_the_work_and_leaves_signals_alone(ray: Any) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with started_ray(None, {"num_gpus": 2}, "hydra.launcher") as found:
+    with started_ray(None, {"num_gpus": 2}) as found:
         assert found is ray
         assert ray.up
         assert signal.getsignal(signal.SIGTERM) is before
-        with started_ray(None, {}, "hardware"):
+        with started_ray(None, {}):
             pass
         assert ray.up, "who finds it running does not end it"
     assert not ray.up
@@ -49,8 +49,8 @@ def test_it_lives_as_long_as_the_work_and_leaves_signals_alone(ray: Any) -> None
 def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ConfigError, match=r"hardware needs Ray: pip install 'fedbench-harness\[ray\]'"),
-        started_ray(None, {}, "hardware"),
+        pytest.raises(ConfigError, match=r"hydra.launcher needs Ray: pip install 'fedbench-harness\[ray\]'"),
+        started_ray(None, {}),
     ):
         pass
 
@@ -59,8 +59,8 @@ def test_nobody_listens_at_the_address(ray: Any) -> None:
     """Ray itself would try for ten minutes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    said = rf"no Ray at hardware.address=127.0.0.1:{port}; ray start --head starts one"
-    with pytest.raises(ConfigError, match=said), started_ray(f"127.0.0.1:{port}", {}, "hardware"):
+    said = rf"no Ray at hydra.launcher.address=127.0.0.1:{port}; ray start --head starts one"
+    with pytest.raises(ConfigError, match=said), started_ray(f"127.0.0.1:{port}", {}):
         pass
     assert not ray.up
 
@@ -70,6 +70,6 @@ def test_more_is_asked_for_than_any_machine_has(ray: Any) -> None:
         ({"num_gpus": 4}, "num_gpus=4: .* at most 2 GPU"),
         ({"num_cpus": 5}, "num_cpus=5: .* at most 4"),
     ):
-        with pytest.raises(ConfigError, match=f"hydra.launcher.{said}"), started_ray(None, asked, "hydra.launcher"):
+        with pytest.raises(ConfigError, match=f"hydra.launcher.{said}"), started_ray(None, asked):
             pass
         assert not ray.up
