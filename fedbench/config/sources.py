@@ -115,16 +115,10 @@ def register_resolvers() -> None:
 
     fedbench.choices: the options of each group, for --help.
     fedbench.unique: a name for the folder that Hydra insists on for a sweep (the runs have their own).
-    fedbench.where: `${fedbench.where:${partition.name},pathological,0.5,0.9}` is 0.5 where the partition is
-    pathological, else 0.9.
     """
 
     def unique() -> str:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}"
 
-    def where(value: Any, name: Any, then: Any, otherwise: Any) -> Any:
-        return then if value == name else otherwise
-
     OmegaConf.register_new_resolver("fedbench.choices", _choices, replace=True)
     OmegaConf.register_new_resolver("fedbench.unique", unique, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("fedbench.where", where, replace=True)

@@ -71,16 +71,6 @@ def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_pathological_partitions_have_the_paper_s_weights() -> None:
-    def weights(*overrides: str) -> tuple[float, float]:
-        method: Any = resolve(compose.compose(["experiment=fedsac_k", *overrides])).method
-        return method.alpha, method.beta
-
-    assert weights("partition=pathological2") == (0.5, 1.6)
-    assert weights("partition=dir0.5") == (0.9, 1.4)
-
-
-@pytest.mark.slow
 def test_an_experiment_ends_in_a_table_and_a_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
