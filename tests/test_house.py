@@ -22,7 +22,7 @@ from fedbench.runs.run import flat
 ROOT = Path(__file__).parents[1]
 # The budget is raised only by who says what comes. Methods are a catalogue: each is a file, and they may be long only
 # on average as the papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_686, 141, 140, 4_137
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_686, 141, 140, 4_143
 PAGES, PAGE_LINES = 12, 1_181  # of docs/, written by hand
 # What a head must hold: classes outside methods/, options of every run, types that docs/architecture.md passes around.
 CLASSES, OPTIONS, CONCEPTS = 286, 77, 8

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench.engine import simulation
 from fedbench.engine.setup import Setup
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +198,23 @@ def test_committed_results_show_that_a_rounds_memory_does_not_depend_on_the_numb
         sizes = [row["round_mib"] for row in rows]
         assert max(sizes) < 1.05 * min(sizes)
         assert rows[-1]["clients"] >= 100_000
+
+
+def test_what_many_clients_cost_besides_training(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time of a clock that the scoring of each group moves on by a second."""
+    monkeypatch.setattr(bench.scale, "SCORED", 2)
+    clock = [0.0]
+    monkeypatch.setattr(bench.scale.time, "process_time", lambda: clock[0])
+
+    def received(*given: Any) -> Any:
+        clock[0] += 1
+        return simulation.received(*given)
+
+    monkeypatch.setattr(bench.scale, "received", received)
+    row = bench.scale.registry({"method": "ditto", "clients": 1024})
+    assert (row["method"], row["clients"], row["round_s"], row["scoring_s"]) == ("ditto", 1024, 0, 4)
+    assert row["npz_mib"] > 0
+    assert "| ditto | 1024 |" in bench.scale.rows_table([row])
 
 
 def test_the_load_of_a_case_is_that_before_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
