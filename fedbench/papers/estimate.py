@@ -21,6 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.engine.hardware import client_bytes, free_bytes
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
 from fedbench.papers.plan import Job, Plan, of_runs
 from fedbench.runs.config import RunConfig
 from fedbench.runs.estimate import FORWARD_SHARE, RunTimes, client_steps, contention, scored_batches
@@ -47,6 +48,7 @@ class ResourceEstimate(RunTimes):
     memory: float = 0.0  # bytes, of the largest run
     kept: float = 0.0  # bytes on disk, of all runs when they are finished
     checkpoint: float = 0.0  # bytes on disk, of the largest run while it runs
+    _sizes: dict[Task, tuple[float, float]] = field(default_factory=dict)  # see `_size`
 
     def add(self, job: Job) -> None:
         """Count one more run, or note why it cannot be built: it will fail and say so."""
@@ -62,10 +64,9 @@ class ResourceEstimate(RunTimes):
         self.timed += seconds is None
         self.by_step += taken * (seconds is None)
         protocol, clients = job.config.protocol, len(setup.population.sizes)
-        model = max(trees.row_bytes(trees.expand(each.task.fresh().state_dict(), 1)) for each in setup.modalities)
+        model, trained = self._size(setup)
         state = (clients + 1) * model  # of a method that keeps a model on every client
         data = setup.federation.x.numel() * setup.federation.x.element_size()
-        trained = max(client_bytes(each) for each in setup.modalities)  # one client at a time
         cohort = 2 * protocol.cohort_size(clients) * model
         self.memory = max(self.memory, PROCESS + data + state + cohort + trained)
         self.checkpoint = max(self.checkpoint, state)
@@ -80,6 +81,13 @@ class ResourceEstimate(RunTimes):
         """
         own = self.by_step + STARTED * (self.finished + self.timed)
         return (self.seconds - self.by_step + contention() * own) / at_once + contention() * START
+
+    def _size(self, setup: Setup) -> tuple[float, float]:
+        """Return the bytes of the largest network, and of a client that trains it; runs of one setup share its task."""
+        if setup.task not in self._sizes:
+            states = (trees.expand(each.task.fresh().state_dict(), 1) for each in setup.modalities)
+            self._sizes[setup.task] = (max(map(trees.row_bytes, states)), max(map(client_bytes, setup.modalities)))
+        return self._sizes[setup.task]
 
     def _timed(self, config: RunConfig, setup: Setup) -> float:
         """Return the seconds of a run, from those of a step."""

@@ -68,6 +68,18 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
         return [outcome_of(job) for job in launch(sweeper.launcher, folder, batch, first)]
 
 
+def check_axes(config: SweepConfig, batch: Sequence[Sequence[str]]) -> None:
+    """Refuse axes of a figure that the sweep does not vary, before its runs.
+
+    Raises:
+        UnknownName: sweep.x or sweep.by is no key of the runs.
+    """
+    keys = dict.fromkeys(key_of(text) for overrides in batch for text in overrides)
+    for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
+        if key and key not in keys:
+            raise unknown(name, key, [*keys])
+
+
 def announce(batch: Sequence[Sequence[str]]) -> None:
     """Print how long the runs of a sweep take here, and for a planned sweep which ones are finished.
 
@@ -200,9 +212,6 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     """Return the sweep's matplotlib figure."""
     from fedbench.plots import runs as plots
 
-    for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
-        if key and key not in runs.columns:
-            raise unknown(name, key, keys)
     x = config.x or (keys[0] if keys else "seed")
     by = config.by if config.by in keys else next((key for key in keys if key != x), "")
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
@@ -255,7 +264,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     """Write the files of a sweep, also if runs failed; return their folder.
 
     Raises:
-        UnknownName: sweep.x, sweep.by or sweep.y is neither swept nor measured.
+        UnknownName: sweep.y is not measured.
     """
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")

@@ -40,6 +40,15 @@ def test_a_named_sweep_needs_several_runs(toy: Path, executed: FakeRunner, capsy
     assert not list(executed)
 
 
+@pytest.mark.parametrize("axis", ["x", "by"])
+def test_an_axis_that_is_not_set_is_refused_before_the_runs(
+    axis: str, toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "seed=0,1", "method=fedavg", "sweep.name=mine", f"sweep.{axis}=metod"]) == 2
+    assert capsys.readouterr().err == f"error: unknown sweep.{axis} 'metod'; nearest: method\n"
+    assert not list(executed)
+
+
 @pytest.mark.slow
 def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> None:
     assert main(["-m", "method=glob(*)"]) == 0
