@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from fedbench.cli.list import listing
+from fedbench.cli.list import listing, varied
 from fedbench.config import groups
 from fedbench.config.fields import DOMAIN
 from fedbench.config.schema import LocalConfig, ProtocolConfig
@@ -224,7 +224,7 @@ def method_page(name: str, row: Mapping[str, str]) -> str:
         markdown([("", "leaves"), *leaves]),
     ]
     parts += section("Definitions", definitions(name, cls))
-    parts += section("Options", options(name, cls, presets))
+    parts += section("Options", options(name, cls))
     parts += section("Presets", [preset_line(each, name) for each in presets if each != name])
     parts += section("Where text and code differ", readings(titled, name))
     parts += section("Where each value comes from", sources(presets))
@@ -289,11 +289,10 @@ def prose(text: str) -> str:
     return "\n".join(lines).replace("\\\n- ", "\n- ")  # a paragraph or an item ends before an item
 
 
-def options(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
+def options(name: str, cls: type) -> list[Any]:
     """Return the options of a method as a table: first those that a preset, a table or a leaderboard varies."""
-    varied = varied_options(name, presets)
     lines = [*fields_of(cls, "method")]
-    chosen = [line for line in lines if line[0].removeprefix("method.") in varied]
+    chosen = [line for line in lines if (name, line[0].removeprefix("method.")) in varied()]
     rest = [line for line in lines if line not in chosen]
     head = ("option", "default", "values", "meaning")
     coded = [[f"`{option}`", f"`{default}`", domain, escaped(meaning)] for option, default, domain, meaning in chosen]
@@ -303,29 +302,6 @@ def options(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
         folded = f"<details><summary>Options that no table, board or preset varies: {len(others)}</summary>"
         found.append(f"{folded}\n\n{markdown([head, *others])}\n</details>")
     return found
-
-
-def varied_options(name: str, presets: Sequence[str]) -> set[str]:
-    """Return the options that a leaderboard tunes, that a preset changes, or that a table, board or figure names."""
-    usual = groups.plain_option("method", name)
-    found = set(usual.get("tune") or {}) - {"rate"}
-    for each in presets:
-        if each != name:
-            found |= {key for key in groups.different(groups.plain_option("method", each), usual) if key in usual}
-    for line in declared():
-        for prefix, said in (("method", "method="), ("method.base", "method/base=")):
-            if re.search(rf"{said}({'|'.join(presets)})\b", line):
-                found |= set(re.findall(rf"\b{prefix}\.((?!base)[\w.]+)=", line))
-    return found
-
-
-@cache
-def declared() -> tuple[str, ...]:
-    """Return the lines of the tables, boards, figures and experiments that name a method."""
-    files = (
-        file for group in ("table", "leaderboard", "figure", "experiment") for file in ROOT.glob(f"conf/{group}/*.yaml")
-    )
-    return tuple(line for file in files for line in file.read_text(encoding="utf-8").splitlines() if "method" in line)
 
 
 def fields_of(cls: type, prefix: str) -> Iterator[tuple[str, str, str, str]]:

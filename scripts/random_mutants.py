@@ -42,10 +42,10 @@ from scipy.stats import binomtest
 
 SCOPE = (
     *("methods", "metrics.py", "engine", "models", "data/partitions"),
-    *(f"tables/{name}.py" for name in ("measures", "verdict", "equivalence", "studies", "estimate")),
+    *(f"papers/{name}.py" for name in ("measures", "verdict", "equivalence", "studies", "estimate")),
 )
 TESTS = (
-    *("methods", "engine", "models", "metrics", "tables", "runs", "data/test_partitions.py"),
+    *("methods", "engine", "models", "metrics", "papers", "runs", "data/test_partitions.py"),
     *(f"properties/test_any_{name}.py" for name in ("metrics", "grouping", "partition")),
 )
 # The package is not imported here: the copies of it are.
@@ -141,8 +141,10 @@ def _hash(content: bytes) -> str:
 
 def files(room: str, names: Sequence[str]) -> list[Path]:
     """The Python files that `names` are or hold."""
-    places = [ROOT / room / name for name in names]
-    return [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
+    found = {name: sorted((ROOT / room / name).rglob("*.py")) or [ROOT / room / name] for name in names}
+    if absent := [name for name, places in found.items() if not all(map(Path.is_file, places))]:
+        sys.exit(f"no such file or folder in {room}/: {', '.join(absent)}; SCOPE and TESTS name it")
+    return [file for places in found.values() for file in places]
 
 
 def nearest(file: str, tests: Iterable[str], seconds: dict[str, float]) -> tuple[str, ...]:

@@ -72,12 +72,12 @@ def added(default: Any) -> Any:
 
 
 def keyed(given: Any, name: Callable[[Any], Any]) -> Any:
-    """The field `given`, of which the key of a run holds `name` of the value: to tell runs from earlier ones."""
+    """The field `given`; the key of a run holds `name(value)` in place of its value."""
     return field(default=given.default, metadata={**given.metadata, KEYED: name})
 
 
 def retired(**values: Any) -> Callable[[type[T]], type[T]]:
-    """Of a dataclass whose fields went after results were recorded: each with the value that every recorded run had.
+    """Keep deleted fields of a dataclass in the keys of runs, each with the value that every recorded run had.
 
     What these values chose is now done always. They go on counting in a run's key, as if the fields were there, so
     what was run before still stands. A name is never used again for a field, nor taken out of the list.

@@ -76,9 +76,12 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownName:
     return UnknownName(f"unknown {kind} '{name}'; {f'nearest: {near}' if near else 'there is none, leave it out'}")
 
 
-def reason_of(error: BaseException, most: int = 200) -> str:
+REASON = 200  # characters of an error of a library that are shown
+
+
+def reason_of(error: BaseException) -> str:
     """Return the text of `error` as one line of limited length, or its class if it has no text."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+    return " ".join(str(error).split())[:REASON] or type(error).__name__
 
 
 Report = Callable[[str, int, int | None], None]

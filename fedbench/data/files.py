@@ -93,7 +93,7 @@ def _fetch(remote: Part, part: Path, report: Report) -> None:
             try:
                 _transfer(url, part, remote.name, report)
             except (OSError, http.client.HTTPException) as problem:  # noqa: PERF203 - a connection takes longer
-                reason = f"{url}: {(str(problem) or type(problem).__name__).splitlines()[0]}"
+                reason = f"{url}: {reason_of(problem)}"
                 if isinstance(problem, urllib.error.HTTPError):
                     problem.close()  # it is an open answer too
                     if problem.code in GONE:
@@ -452,5 +452,4 @@ class FileSource(DataSource):
                 if not (root / part.to).exists():
                     part.fetch(root, report)
         except (OSError, DataMissing) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise DataMissing(f"data set '{self.name}' could not be downloaded to {root}: {reason}") from error
+            raise DataMissing(f"data set '{self.name}' could not be downloaded to {root}: {reason_of(error)}") from error

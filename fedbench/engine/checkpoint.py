@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedbench.core.errors import CheckpointError
+from fedbench.core.errors import CheckpointError, reason_of
 from fedbench.core.files import replacing
 from fedbench.core.trees import Tree
 
@@ -43,9 +43,8 @@ def write_checkpoint(
         with replacing(path) as temporary:
             save_file(plain, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"cannot write checkpoint {path} ({reason}); the previous one is kept: make room or choose "
+            f"cannot write checkpoint {path} ({reason_of(error)}); the previous one is kept: make room or choose "
             "another folder, then run again"
         ) from error
 
@@ -69,7 +68,7 @@ def read_checkpoint(path: Path | str, *, key: str | None = None) -> tuple[Tree, 
             # Cloned: the tensors of safetensors are views of the mapped file.
             tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # whatever a foreign parser raises on damaged bytes, the file is unreadable
-        raise _unusable(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else 'damaged'})") from error
+        raise _unusable(path, f"cannot be read ({reason_of(error)})") from error
     if any(field not in metadata for field in _FIELDS) or metadata["format"] != FORMAT:
         raise _unusable(path, f"is not in the format {FORMAT}")
     if _checksum(metadata, tree) != metadata["checksum"]:

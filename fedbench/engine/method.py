@@ -23,7 +23,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.models.task import Task
 
-# Of most methods what `Method.unfit` says.
+# What `Method.unfit` of most methods says.
 ONE_NETWORK = {"modalities": "compares or averages models leaf by leaf"}
 ONE_VIEW = {"views": "trains one network on the samples of all clients"}
 

@@ -172,7 +172,7 @@ def save_state(path: Path, state: State, key: str) -> None:
 
 
 def load_state(path: Path, key: str, device: torch.device) -> State:
-    """The state that `save` wrote.
+    """The state that `save_state` wrote.
 
     Raises:
         CheckpointError: missing, damaged, or of another configuration.
@@ -246,7 +246,7 @@ EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this
 
 
 def scored_together(setup: Setup, state: State) -> tuple[Tensor, ...]:
-    """Yield all clients in the groups that get their messages together for scoring: ids [C] each."""
+    """Return all clients in the groups that get their messages together for scoring: ids [C] each."""
     at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
     return tuple(setup.everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))))
 

@@ -248,7 +248,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
 
 
 def _mirrored(table: TableSpec) -> Iterator[str]:
-    """Yield what a table of a paper lacks: cells without a published value, and published values without a cell."""
+    """Yield, of a paper's table, cells without a published value, and published values without a cell."""
     if not table.paper or table.varies:
         return
     blank, shown = [], set()

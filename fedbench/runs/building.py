@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, reason_of
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.table import fitted
@@ -194,7 +194,7 @@ class ScoredModels:
         try:
             return np.array(plain(x)) if self._encode is None else self._encode(x)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"x cannot be read as samples: {str(error).splitlines()[0]}") from error
+            raise ConfigError(f"x cannot be read as samples: {reason_of(error)}") from error
 
     def _source(self, client: int) -> Tree:
         """The sources of the model of `client`.

@@ -105,7 +105,7 @@ def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Statu
 def changed_since(folder: Path) -> list[str]:
     """Return the parts of today's code that differ from those of the finished run in `folder`, by its config.
 
-    It is None if that config is damaged, or its data set or one of its classes is not here.
+    There is none if that config is damaged, or its data set or one of its classes is not here.
     """
     files = files_of(folder)
     try:

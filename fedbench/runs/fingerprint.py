@@ -89,7 +89,7 @@ def _root(component: type) -> str:
 def changed(recorded: str, today: str) -> list[str]:
     """Return the parts whose code differs from `recorded`, the column `code` of a result.
 
-    It is None for a result without recorded code, which its commit and the tests of its numbers vouch for.
+    There is none for a result without recorded code, which its commit and the tests of its numbers vouch for.
     """
     now = dict(part.split(":") for part in today.split())
     then = dict(part.partition(":")[::2] for part in recorded.split())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from fedbench.core.errors import reason_of
 from fedbench.core.files import short_name
 from fedbench.engine.history import Labels, Observer, Record, record_row
 from fedbench.runs.progress import COLUMNS, headings, number, title
@@ -25,7 +26,6 @@ log = logging.getLogger("fedbench")
 PATIENCE = 20.0  # seconds that a tracker may take for one thing
 OPENING = 60.0  # and to begin, when it may have to make a data base
 MLFLOW = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # unless they are set
-LINE = 200  # characters of a library's error that are shown
 WANDB_NAME = 128  # characters of a name that wandb takes
 LEFT: set[str] = set()  # names of trackers that failed in this process
 
@@ -106,7 +106,7 @@ class Tracker(Observer):
             _within(seconds, action)
         except Exception as error:  # noqa: BLE001 - the library's own failures are of many types
             LEFT.add(self.name)
-            log.warning("%s logging is off for the rest of the run: %s", self.name, " ".join(str(error).split())[:LINE])
+            log.warning("%s logging is off for the rest of the run: %s", self.name, reason_of(error))
         return not self.failed
 
 

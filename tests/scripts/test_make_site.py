@@ -44,8 +44,8 @@ def test_options_have_their_default_domain_and_comment_and_those_that_are_varied
     assert ("method.lam", "1.0", "≥ 0", "lambda, strength of the pull") in [*make_site.fields_of(Ditto, "method")]
     inner = {option: rest for option, *rest in make_site.fields_of(FedCollab, "method")}
     assert inner["method.discriminator.hidden"] == ["200", "≥ 1", "width of the hidden layer"]
-    head, first, folded = make_site.options("ditto", Ditto, ["ditto"])
-    assert (head[0], first[0]) == ("option", "`method.lam`"), "which boards tune"
+    head, first, folded = make_site.options("ditto", Ditto)
+    assert (head[0], first[0]) == ("option", "`method.lam`"), "which a board tunes"
     assert "`method.personal_epochs`" in folded
 
 

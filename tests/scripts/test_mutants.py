@@ -106,6 +106,14 @@ def test_every_change_is_python_and_differs(load: Callable[[str], Any]) -> None:
             assert changed != text
 
 
+def test_what_is_sampled_and_what_tests_it_is_there(load: Callable[[str], Any]) -> None:
+    script = load("random_mutants")
+    for room, names in (("fedbench", script.SCOPE), ("tests", script.TESTS)):
+        assert script.files(room, names)
+    with pytest.raises(SystemExit, match="no such file or folder in fedbench/: gone;"):
+        script.files("fedbench", ["metrics.py", "gone"])
+
+
 @pytest.mark.slow
 def test_a_sample_is_of_its_seed_and_a_change_a_line(load: Callable[[str], Any]) -> None:
     script = load("random_mutants")
