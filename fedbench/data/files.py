@@ -452,4 +452,6 @@ class FileSource(DataSource):
                 if not (root / part.to).exists():
                     part.fetch(root, report)
         except (OSError, DataMissing) as error:
-            raise DataMissing(f"data set '{self.name}' could not be downloaded to {root}: {reason_of(error)}") from error
+            raise DataMissing(
+                f"data set '{self.name}' could not be downloaded to {root}: {reason_of(error)}"
+            ) from error

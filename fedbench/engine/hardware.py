@@ -25,7 +25,7 @@ from fedbench.engine import graphs
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, first_round_inputs
-from fedbench.engine.stacked import Capture, StackedTrainer, cuda_capture
+from fedbench.engine.stacked import Capture, StackedTrainer, capture_for
 from fedbench.engine.timing import EngineCandidate, choose, run_steps, time_engines
 from fedbench.engine.trainer import Engine, Trainer, by_modality
 from fedbench.engine.workers import WorkersTrainer, available_workers
@@ -195,10 +195,12 @@ def pick_device(config: HardwareConfig) -> torch.device:
     return torch.device(name)
 
 
-def set_threads(config: HardwareConfig) -> None:
-    """Set the number of torch's threads for this thread and for threads that start later."""
+def apply(config: HardwareConfig) -> None:
+    """Set what this process trains with: torch's threads, whether GPUs capture steps, and their precision."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    graphs.allowed.set(config.graph == "auto")
+    set_precision(tf32=config.precision == "tf32")
 
 
 def set_precision(*, tf32: bool) -> None:
@@ -212,11 +214,9 @@ def set_precision(*, tf32: bool) -> None:
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each modality; `auto` is the engine that trains a few steps fastest here."""
-    set_threads(config)
-    graphs.allowed.set(config.graph == "auto")
+    apply(config)
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 needs a GPU; use float32 or bf16 on a CPU")
-    set_precision(tf32=config.precision == "tf32")
     return by_modality(setup, [_picked(modality, config) for modality in setup.modalities])
 
 
@@ -283,6 +283,7 @@ def pace(setup: Setup, config: HardwareConfig) -> float:
     Raises:
         Diverged: the first steps diverge.
     """
+    apply(config)
     if setup.federation.device.type != "cuda" or setup.at_once == 1 or config.engine not in ("auto", "stacked"):
         return time_engines(setup, {"looped": EngineCandidate(LoopedTrainer)})["looped"]
     step = time_engines(setup, _on_gpu(setup, stacked_engine(setup, config)))
@@ -301,9 +302,8 @@ def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str,
 
 
 def stacked_engine(setup: Setup, config: HardwareConfig) -> StackedTrainer:
-    """Return the stacked engine with as many clients as memory holds; on a GPU captured, unless `config` is off."""
-    device = setup.federation.device
-    capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
+    """Return the stacked engine with as many clients as memory holds, captured as `apply` allows."""
+    capture = capture_for(setup.federation.device)
     chunk = config.chunk or fitting_chunk(setup, capture)
     if capture is not None:  # elsewhere the functions of a lowering cost more host time than they save
         choose(setup, min(chunk, setup.at_once))

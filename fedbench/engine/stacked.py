@@ -332,10 +332,10 @@ def _same(one: Stage, other: Stage) -> bool:
     return bare(one) == bare(other) and hooks(one) == hooks(other)
 
 
-def cuda_capture(device: torch.device) -> Capture:
-    """Captures the steps of programs in CUDA graphs."""
-    capture = graphs.cuda_capture(device)
-    return lambda program, rows, full: capture(partial(program.step, rows, full=full))
+def capture_for(device: torch.device) -> Capture | None:
+    """Return what captures the steps of programs on `device`; None if steps are not captured there."""
+    capture = graphs.capture_for(device)
+    return None if capture is None else lambda program, rows, full: capture(partial(program.step, rows, full=full))
 
 
 EVALUATION_SAMPLES = 8192  # samples a forward pass, over all clients of the chunk

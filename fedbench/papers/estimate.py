@@ -95,26 +95,20 @@ class ResourceEstimate(RunTimes):
         return batches * self._pace(config, setup, FedAvg())
 
 
-def estimate(
-    plan: Plan, missing: Sequence[Job], at_once: int = 1, paces: dict[str, float] | None = None
-) -> ResourceEstimate:
-    """Return the cost of the runs `missing` of `plan`, of which `at_once` share the cores; studies are left out.
+def estimate(plan: Plan, missing: Sequence[Job], paces: dict[str, float] | None = None) -> ResourceEstimate:
+    """Return the cost of the runs `missing` of `plan`, one after another; studies are left out.
 
     `paces`: seconds of a step that earlier estimates timed, to which this one adds its own.
     """
-    total, threads = ResourceEstimate(plan, _steps={} if paces is None else paces), torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // at_once))
-    try:
-        for job in (each for each in missing if not each.study):
-            total.add(job)
-    finally:
-        torch.set_num_threads(threads)
+    total = ResourceEstimate(plan, _steps={} if paces is None else paces)
+    for job in (each for each in missing if not each.study):
+        total.add(job)
     return total
 
 
 def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
     """Yield lines for the user, for `at_once` runs at a time: which runs cannot be built, and what the others take."""
-    total = estimate(plan, missing, at_once)
+    total = estimate(plan, missing)
     for reason, identities in total.unknown.items():
         yield f"cannot be built: {of_runs(plan, identities)}: {reason}"
     ways = {"finished ones": total.finished, "a step timed here, without servers": total.timed}

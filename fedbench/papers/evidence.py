@@ -79,7 +79,7 @@ def evidence_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{changed[0]} changes results, so they would not have the papers' settings; see --help")
     selection = replace(selection, seeds=selection.seeds or SEEDS)
     launcher, at_once = launcher_of(selection)
-    works, reasons = survey(selection, names or paper_tables(), at_once)
+    works, reasons = survey(selection, names or paper_tables())
     chosen = ordered(works, 3600 * selection.hours * at_once)
     _show(chosen, reasons, at_once)
     if selection.dry_run or not chosen:
@@ -93,7 +93,7 @@ def paper_tables() -> list[str]:
     return [table.name for table in tables if table.paper and not table.varies]
 
 
-def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[list[ColumnWork], dict[str, int]]:
+def survey(selection: Selection, names: Sequence[str]) -> tuple[list[ColumnWork], dict[str, int]]:
     """Return the missing runs of each column that can run here, and the number of values that cannot, by reason.
 
     A run that several columns need counts in each of them.
@@ -121,7 +121,7 @@ def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[li
                     reasons[cell.reason] = reasons.get(cell.reason, 0) + printed
             if values:
                 missing = tuple(jobs.values())
-                works.append(ColumnWork(here, missing, values, estimate(planned, missing, at_once, paces).seconds))
+                works.append(ColumnWork(here, missing, values, estimate(planned, missing, paces).seconds))
     return works, reasons
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.hardware import pace, processes, set_threads
+from fedbench.engine.hardware import pace, processes
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
@@ -173,7 +173,6 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
 
     An interrupted run counts with its remaining rounds.
     """
-    set_threads(run.hardware)  # as when it trains
     times, seconds, parts = RunTimes(_setups={_without_method(run): setup}), 0.0, list[str]()
     for each in lacking(run, folder_of):
         left = each.protocol.rounds - _done(each, folder_of)

@@ -22,7 +22,7 @@ from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig,
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware, schedule, timing
+from fedbench.engine import graphs, hardware, schedule, timing
 from fedbench.engine import hardware as memory
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.graphs import WARM
@@ -132,7 +132,7 @@ class Filled(FedAvg):
 def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
+    monkeypatch.setattr(graphs, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
     chosen = setup(Filled())
     with pytest.raises(Diverged):
         timing.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
@@ -155,7 +155,7 @@ def test_a_gpu_takes_the_faster_of_stacked_and_looped(
     steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
-    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
+    monkeypatch.setattr(graphs, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
     chosen, single = setup(FedAvg()), setup(FedAvg(), cohort=0.2)
     for each in (chosen, single):
         each.federation.device = torch.device("cuda")
@@ -192,7 +192,7 @@ def test_a_step_is_timed_with_the_engine_that_trains(
 ) -> None:
     """A step takes 2 s with the plain loop; a single client is not stacked."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
-    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)
+    monkeypatch.setattr(graphs, "cuda_capture", lambda _: None)
     steps_take(looped=2.0, stacked=seconds)
     chosen = setup(FedAvg(), cohort=cohort)
     chosen.federation.device = torch.device(device)
@@ -213,7 +213,7 @@ def test_on_a_gpu_is_tried_what_would_train_and_ways_are_chosen_where_it_capture
         told.append((contenders["stacked"].clients, built.chunk, built.capture))
         return {"looped": hardware.CLEARLY * 0.5, "stacked": 0.5}
 
-    monkeypatch.setattr(hardware, "cuda_capture", lambda _: rerun)
+    monkeypatch.setattr(hardware, "capture_for", lambda _: rerun if graphs.allowed.get() else None)
     monkeypatch.setattr(hardware, "choose", lambda _, clients: told.append(clients))
     monkeypatch.setattr(hardware, "time_engines", pace)
     chosen = setup(FedAvg())
@@ -252,6 +252,18 @@ def test_threads_are_set_where_asked(steps_take: Callable[..., None], monkeypatc
     picked(setup(FedAvg()), threads=3)
     picked(setup(FedAvg()), threads=0)
     assert asked == [3]
+
+
+def test_a_step_is_timed_with_the_settings_of_the_run(steps_take: Callable[..., None]) -> None:
+    steps_take(looped=0.0)
+    usual = HardwareConfig()
+    try:
+        hardware.pace(setup(FedAvg()), HardwareConfig(precision="tf32", graph="off", threads=2))
+        assert (torch.backends.cudnn.allow_tf32, graphs.allowed.get(), torch.get_num_threads()) == (True, False, 2)
+        hardware.pace(setup(FedAvg()), usual)
+        assert (torch.backends.cudnn.allow_tf32, graphs.allowed.get(), torch.get_num_threads()) == (False, True, 1)
+    finally:
+        hardware.apply(usual)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -195,7 +195,8 @@ def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(fails: bool, monkey
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
-    capture = stacked.cuda_capture(torch.device("cuda"))
+    capture = stacked.capture_for(torch.device("cuda"))
+    assert capture is not None
     begun = [{"pool": "pool", "capture_error_mode": "thread_local"}, (5, True)]
     if fails:
         with pytest.raises(RuntimeError, match="invalidated"):
@@ -214,14 +215,13 @@ def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(fails: bool, monkey
 def test_hardware_graph_says_whether_a_gpu_captures(
     graph: str, device: str, captures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
+    monkeypatch.setattr(graphs, "cuda_capture", lambda _: rerun)
     chosen = setup(FedAvg())
     chosen.federation.device = torch.device(device)
     config = HardwareConfig(engine="stacked", graph=graph, chunk=2)
-    trainer = hardware.stacked_engine(chosen, config)
-    assert (trainer.capture is rerun) == captures
-    monkeypatch.setattr(graphs, "cuda_capture", lambda _: rerun)
-    hardware.pick_trainer(chosen, config)
+    trainer = hardware.pick_trainer(chosen, config)
+    assert isinstance(trainer, StackedTrainer)
+    assert (trainer.capture is not None) == captures
     assert (graphs.capture_for(torch.device(device)) is rerun) == captures, "the server's steps too"
     hardware.pick_trainer(chosen, HardwareConfig(engine="looped"))
     assert graphs.capture_for(torch.device("cuda")) is rerun, "off does not last"

@@ -77,7 +77,7 @@ def test_a_column_that_is_a_mean_has_its_values_and_the_runs_of_its_parts(
     monkeypatch.setattr(spec, "load_spec", lambda _: table)
     monkeypatch.setattr(estimate, "estimate", lambda *_: SimpleNamespace(seconds=7.0))
     places = (f"runs_dir={tmp_path / 'runs'}",)
-    (found,), reasons = evidence.survey(Selection(seeds=(0, 1, 2), overrides=places, results=str(tmp_path)), ["toy"], 1)
+    (found,), reasons = evidence.survey(Selection(seeds=(0, 1, 2), overrides=places, results=str(tmp_path)), ["toy"])
     assert (found.selection.columns, found.values, len(found.missing), reasons) == (("both",), 2, 12, {})
 
 

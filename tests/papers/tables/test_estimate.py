@@ -112,9 +112,8 @@ def test_why_cells_cannot_be_built_is_said_once(
         raise DataCorrupt("no such file")
 
     monkeypatch.setattr(run_times, "build", build)
-    made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
+    made = planned(tmp_path, ROWS)
     assert list(estimate.estimate_lines(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
-    assert torch.get_num_threads() == threads
     assert len(tried) == 1, "the same data, partition and network are not tried again"
 
 
@@ -229,16 +228,6 @@ def test_seeds_that_are_known_tell_their_mean(tmp_path: Path, timed: list[str]) 
     for plan_of_it, job in ((known, second.jobs[2]), (moved, first.jobs[2])):
         other = estimate.estimate(plan_of_it, [job])
         assert (other.finished, other.timed) == (0, 1)
-
-
-def test_cores_are_shared_while_steps_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(estimate.torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(estimate.torch, "set_num_threads", set_to.append)
-    made = planned(tmp_path, ROWS[:1])
-    for at_once, threads in ((1, 6), (4, 1), (3, 2), (9, 1)):
-        estimate.estimate(made, [], at_once)
-        assert set_to[-2:] == [threads, 6]
 
 
 def test_what_is_told_on_either_side_of_what_is_free(
