@@ -150,7 +150,7 @@ def in_a_process(function: Callable[..., str], *arguments: object) -> str:
 
 @contextlib.contextmanager
 def trees(jobs: int) -> Iterator[Callable[..., Iterator[str]]]:
-    """A parallel map. Each call of the function gets an element and a copy of the repository, in a process of its own."""
+    """A parallel map. Each call of the function gets an element and a copy of the repository, in its own process."""
     for name in HEAVY:
         importlib.import_module(name)
     free: Queue[Path] = Queue()

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 # on average as the papers need.
 HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_686, 141, 140, 4_143
 PAGES, PAGE_LINES = 12, 1_181  # of docs/, written by hand
-# What a reader remembers: classes outside methods/, options of every run, types that docs/architecture.md passes around.
+# What a reader remembers: classes outside methods/, options of all runs, types that docs/architecture.md passes.
 CLASSES, OPTIONS, CONCEPTS = 286, 77, 8
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own

@@ -28,7 +28,7 @@ def fill(plan: Plan) -> TableResult:
 def kept_files(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Array], dict[str, Array]]:
     """Return (rows, curves, matrices, clients) of every run that has a result, as `store.save_table` takes them.
 
-    Rows are whole result rows, and curves are thinned. A cell has the matrix [N, N] of its first seed with one. Each run
+    Rows are whole result rows, and curves are thinned. A cell has the matrix [N, N] of its first seed with one. A run
     that kept them has the accuracies of its clients [N].
     """
     rows, curves = list[dict[str, Any]](), list[dict[str, Any]]()

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.engine.hardware import client_bytes
