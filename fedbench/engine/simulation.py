@@ -178,7 +178,7 @@ def load_state(path: Path, key: str, device: torch.device) -> State:
         CheckpointError: missing, damaged, or of another configuration.
     """
     tree, meta = checkpoint.read_checkpoint(path, key=key)
-    if not {"clients", "prepared"} <= meta.keys():
+    if not {"clients", "prepared", "leaves"} <= meta.keys():
         raise CheckpointError(f"checkpoint {path} comes from an earlier version; delete it to start again")
     return unpack(tree, meta, device)
 
@@ -204,6 +204,7 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     parts |= {"trained": compact(state.trained), "scored": compact(state.scored)}
     tree = {**trees.join(**parts), **history}
     meta = {
+        "leaves": list(tree),  # a file sorts them, and a norm over leaves depends on their order in its last bits
         "clients": state.memory.clients,
         "round": state.round,
         "bytes_up": state.bytes_up,
@@ -218,6 +219,7 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
 
 def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
     """The state that `pack` described, models on `device`."""
+    tree = {name: tree[name] for name in meta["leaves"]}
     scores, kept, clients = trees.under(tree, "scores"), trees.under(tree, "optimizers"), meta["clients"]
     return State(
         server=trees.map_leaves(lambda leaf: leaf.to(device), trees.under(tree, "server")),

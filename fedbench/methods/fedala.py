@@ -67,8 +67,12 @@ class FedALA(FedAvg):
         return {name: torch.lerp(own[name], client.message[name], weight) for name, weight in A.items()}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Learn A, then train the model as FedAvg does."""
-        return (*self.adapt(local, clock), Stage(self.loss, fixed=("A/*",)))
+        """Learn A, then train the model as FedAvg does.
+
+        In round 0 a stage without epochs holds the place of A's, as clients keep an optimiser's state by place.
+        """
+        learn = self.adapt(local, clock) or (Stage(direction=self.learn, moves=(), epochs=0, order=1),)
+        return (*learn, Stage(self.loss, fixed=("A/*",)))
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Learn A, once there is a local model that differs from the global one."""

@@ -27,6 +27,7 @@ from fedbench.engine.simulation import Simulation, State, load_state, save_state
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer
+from fedbench.methods.fedala import FedALA
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.local import Local
@@ -120,6 +121,17 @@ def test_fedavg_by_hand_with_a_client_that_is_absent_for_a_round() -> None:
             for name in w
         }
     assert close(trees.row(models(chosen, simulate(chosen)), 0), w)
+
+
+@pytest.mark.parametrize("config", [SGD, ADAM], ids=["sgd", "adam"])
+def test_what_a_client_keeps_is_found_again_where_a_first_round_has_fewer_stages(config: OptimizerConfig) -> None:
+    """FedALA learns A from its second round on; with A of ones it is FedAvg."""
+    method = FedALA(eta=0.0)
+    assert {len(method.stages(LocalConfig(), Clock(number, 3))) for number in range(3)} == {2}
+    ala, avg = (
+        setup(each, federation((13, 21, 5)), rounds=3, epochs=2, optimizer=config) for each in (method, FedAvg())
+    )
+    assert gap(simulate(ala).server, simulate(avg).server) < 1e-12
 
 
 @pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked", "rerun", "workers"]))

@@ -340,7 +340,7 @@ def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="belongs to another configuration"):
         states.load_state(tmp_path / "state", "other", cpu)
     tree, meta = states.pack(state)
-    for lost in ("clients", "prepared"):
+    for lost in ("clients", "prepared", "leaves"):
         states.checkpoint.write_checkpoint(
             tmp_path / "old", tree, {k: v for k, v in meta.items() if k != lost}, key="key"
         )
