@@ -74,12 +74,12 @@ SIMPLEX, GROUPS = frozenset({"centers", "cluster", "positions"}), frozenset({"co
 KEPT = {
     **dict.fromkeys(("fedcollab", "fesem", "kmeans", "pacfl"), GROUPS),
     **dict.fromkeys(("sosicfl", "floco"), SIMPLEX),
-    "fedkd": {"numbers"},
     "oracle": {"coalition"},
 }
+RECORDED = {"cfl": {"coalition"}, "fedkd": {"numbers"}, "fedrema": {"ccp_rounds"}}  # when a run ends
 
 
-@pytest.mark.parametrize("name", sampled(sorted({*DOUBLE, *KEPT, "fedavg", "fedap"}), every=3))
+@pytest.mark.parametrize("name", sampled(sorted({*DOUBLE, *KEPT, *RECORDED, "fedavg", "fedap"}), every=3))
 def test_what_is_in_double_precision_and_what_is_kept_with_a_run(name: str) -> None:
     method = METHODS.build({"name": name, **({"relative": True} if name == "cfl" else {})})
     method = with_settings(method, method.conformance.settings)
@@ -89,6 +89,7 @@ def test_what_is_in_double_precision_and_what_is_kept_with_a_run(name: str) -> N
     assert found == DOUBLE.get(name, set())
     assert not any(leaf.dtype == torch.float64 for leaf in state.memory.values())
     assert set(state.arrays) == KEPT.get(name, set())
+    assert set(method.record(state.server)) == RECORDED.get(name, set())
 
 
 def test_what_floco_and_sosicfl_keep_is_what_clients_draw_around() -> None:
