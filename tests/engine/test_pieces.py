@@ -184,6 +184,7 @@ def test_who_falls_short_by_hand() -> None:
         assert schedule.fallen_short(WorkConfig(partial=0.5, fraction=0.25), 3, 5, client)[1]
         assert schedule.fallen_short(WorkConfig(), 3, 5, client) == (1.0, True)
     assert [schedule.part_of(count, 0.3) for count in (0, 1, 3, 4, 10)] == [0, 1, 1, 2, 3]
+    assert schedule.part_of(25, 0.28) == 7, "7.000000000000001 to a computer"
 
 
 def test_cohorts_are_shuffled_from_few_clients_and_streamed_from_many(monkeypatch: pytest.MonkeyPatch) -> None:

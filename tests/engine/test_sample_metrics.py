@@ -80,6 +80,12 @@ def test_calibration_is_that_of_a_loop_over_samples(sharp: float) -> None:
     assert (of("nll", scores, labels), of("ece", scores, labels)) == pytest.approx(calibration_by_hand(scores, labels))
 
 
+def test_a_confidence_at_a_bound_is_in_the_bin_below() -> None:
+    """A wrong sample of 9/15 and a right one of 9.5/15 are in two bins."""
+    logs = np.log([[9 / 15, 6 / 15], [9.5 / 15, 5.5 / 15]])
+    assert METRICS["ece"].of(logs, np.array([1, 0])) == pytest.approx((9 / 15 + 5.5 / 15) / 2)
+
+
 def test_a_model_that_is_sure_and_right_has_neither() -> None:
     labels = np.arange(4)
     found = [of(name, 200 * np.eye(4), y) for y in (labels, labels[::-1]) for name in ("nll", "ece")]

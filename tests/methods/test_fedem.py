@@ -10,6 +10,7 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
+from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedem import FedEM
@@ -17,12 +18,14 @@ from fedbench.methods.fedrc import FedRC
 from tests.methods.toys import (
     close,
     disjoint,
+    federation,
     logits,
     models,
     normalised,
     permuted,
     run,
     samples,
+    setup,
     simulate,
 )
 
@@ -53,6 +56,15 @@ def test_with_uniform_labels_fedrc_is_fedem() -> None:
     assert close(fedrc.memory["pi"], fedem.memory["pi"])
     later = [run(method, rounds=2)[1].memory["pi"] for method in (FedEM(), FedRC())]
     assert not close(*later, 1e-4)
+
+
+def test_shares_of_rare_labels_by_hand() -> None:
+    """A sum below 1 counts as it is; a label that no client has counts 1e-8."""
+    chosen = setup(FedRC(components=1), federation((2, 3)))
+    labels = torch.tensor([[[0.25, 1.0, 0.0, 1.0]], [[0.25, 0.5, 0.0, 1.0]]], dtype=torch.float64)
+    sent = chosen.method.send({"labels": labels}, chosen.cohort(torch.tensor([1]), Clock(1, 2)))["labels"]
+    expected = torch.tensor([0.5, 1.5, 1e-8, 2.0], dtype=torch.float64) / (4 + 1e-8)
+    assert close(sent, expected.view(1, 1, 4), 1e-15)
 
 
 @pytest.mark.parametrize("method", [FedEM(components=2), FedRC(components=2)])

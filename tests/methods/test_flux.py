@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedbench.core import trees
+from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
@@ -89,6 +90,16 @@ def test_rounds_of_flux_and_where_a_new_client_goes() -> None:
     assert close(whole.method.personal(view), groups[nearest])
     found = newcomers.score(state)
     assert (found.note, set(found.tallies)) == ("", {"received", "1", "5"})
+
+
+def test_a_new_clients_deviation_is_that_of_its_samples() -> None:
+    """Samples of 1 and 3 have mean 2 and deviation 1, halved those of group 1; n - 1 would give 2^.5, group 0."""
+    task = setup(FLUX(), federation((2, 3))).task
+    seer = {"fc.0.weight": torch.eye(7, 16), "fc.0.bias": torch.zeros(7)}
+    x = torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4)
+    px = {"axes": torch.eye(1, 7), "centre": torch.zeros(7), "low": torch.zeros(2), "high": torch.full((2,), 2.0)}
+    px["groups"] = torch.tensor([[[1.0], [0.7]], [[1.0], [0.5]]])
+    assert flux.nearest(seer, px, Batch(x, torch.tensor([0, 1])), task).item() == 1
 
 
 def test_before_its_round_it_is_fedavg() -> None:

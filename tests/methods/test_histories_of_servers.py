@@ -320,9 +320,10 @@ def test_rounds_of_perfedavg() -> None:
             assert all(close(w[n], leaf, 1e-7) for n, leaf in average(trained).items())
 
 
-def test_rounds_of_feddbe() -> None:
+@pytest.mark.parametrize("mu", [0.4, 0.9, 1.0])
+def test_rounds_of_feddbe(mu: float) -> None:
     """The bias of each client's features, and the pull of their running mean to the mean of all; heads private."""
-    kappa, mu = 3.0, 0.4
+    kappa = 3.0
     chosen, found = played(FedDBE(kappa=kappa, mu=mu, private=("@head",)), epochs=2)
     data = [samples(chosen, k) for k in FOUR]
     m: Tensor = torch.zeros(7, dtype=torch.float64)

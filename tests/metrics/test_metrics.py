@@ -174,6 +174,10 @@ class TestWhoIsHidden:
         )
         assert worst(accuracy, 1.0) == pytest.approx(accuracy.mean(), abs=1e-15)
 
+    def test_a_whole_share_of_the_clients_is_not_rounded_up(self):
+        """0.28 x 25 is 7, and 7.000000000000001 to a computer."""
+        assert worst(np.arange(25) / 25, 0.28) == pytest.approx(3 / 25, abs=1e-15)
+
     def test_nobody_is_nan(self):
         nobody = np.full(3, np.nan)
         assert all(map(math.isnan, (worst(nobody), hurt(nobody, nobody, 0.0), *by_size(nobody, np.arange(3)).values())))
