@@ -143,7 +143,7 @@ class Method(Component, ABC):
         return ()
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """Server: the global model, or None."""
+        """Server: the global model; return None if a prediction needs leaves that stay on clients."""
         names = task.parameters | task.buffers
         return server if names <= set(server) else None
 
