@@ -116,12 +116,15 @@ def _unknown_option(error: MissingConfigException) -> str:
         return f"the config group '{group}' has no option '{name}'"
     if group == "hydra/launcher" and name.startswith("submitit_"):
         return f"{group}={name} asks for submitit: pip install 'fedbench-harness[slurm]'"
-    found = f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
+    near = "cuda" if (group, name) == ("hardware", "gpu") else nearest(name, error.options)
+    found = f"unknown {group} '{name}'; nearest: {near}"
     outer = group.partition("/")[0]
     if outer not in REGISTRIES:
         return found
     if text := groups.without_yaml(outer, name):
         return text
+    if outer == "partition" and re.fullmatch(r"dir[a-z]*-?[\d.]+", name):
+        return f"{found}; dir takes a positive number, as in partition=dir0.1"
     if outer == "dataset":
         found += "; your own: dataset=npz for arrays, dataset=images for folders of images"
     return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
@@ -177,7 +180,7 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
 
 
 def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> str:
-    """Return the keys of that name in the config; else, for a name without a group, in options that are not chosen.
+    """Return the keys of that name in the config; else those in options that are not chosen, of a given group only.
 
     Else return keys with a similar name, of the same group or of the whole config; "" if there is none.
     """
@@ -186,7 +189,7 @@ def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> s
     keys = sorted(_keys(OmegaConf.to_container(root)), key=lambda key: key.count("."))
     if named := [key for key in keys if key.rpartition(".")[2] == missing]:
         return ", ".join(named)
-    if alone and (elsewhere := _elsewhere(missing)):
+    if (elsewhere := _elsewhere(missing)) and (alone or elsewhere.startswith(f"{prefix}{missing} with")):
         return elsewhere
     by_name = {str(key): f"{prefix}{key!s}" for key in parent if key != "hydra"}
     if alone:

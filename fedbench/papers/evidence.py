@@ -146,10 +146,12 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) ->
             *((f"{hours:.2f}", f"{work.rate * at_once:.2f}") if work.seconds else ("studies", "not timed")),
         )
     console = Output(highlight=False) if sys.stdout.isatty() else Output(highlight=False, width=120)
-    console.print(table)
+    if works:
+        console.print(table)
     runs = {job.identity for work in works for job in work.missing}
     total = sum(work.seconds for work in works) / at_once
-    console.print(f"{sum(work.values for work in works)} values, {len(runs)} runs, about {rough_seconds(total)}")
+    counted = f"{sum(work.values for work in works)} values, {len(runs)} runs, about {rough_seconds(total)}"
+    console.print(counted if works else f"nothing is missing{' that can run here' if reasons else ''}")
     for reason, values in reasons.items():
         console.print(f"{values} values: {reason}", markup=False)
 

@@ -5,7 +5,6 @@ Jinja2 writes all of it. A table is packed as the HTML that is shown and what th
 
 from __future__ import annotations
 
-import argparse
 import base64
 import dataclasses
 import gzip
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.config import groups
+from fedbench.config.arguments import parser_of
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
 from fedbench.papers import boards, measures, recorded, standings, store, summary, text
@@ -150,9 +150,7 @@ OWN = "Our own tables"
 
 def report_command(arguments: Sequence[str]) -> int:
     """Write one page of all filled tables; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fedbench report", description="Write every filled table below RESULTS to one page."
-    )
+    parser = parser_of("report", description="Write every filled table below RESULTS to one page.")
     parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
     parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
     parser.add_argument(
@@ -400,11 +398,7 @@ def only_run(table: TableResult) -> TableResult:
 
 
 def table_view(
-    table: TableResult,
-    folder: str,
-    runs: ResultRows,
-    behind: Mapping[str, Any],
-    links: Sequence[tuple[str, str]],
+    table: TableResult, folder: str, runs: ResultRows, behind: Mapping[str, Any], links: Sequence[tuple[str, str]]
 ) -> TableView:
     """Return what the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
     less = only_run(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import shlex
 import sys
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 REPRODUCE_HELP = """\
 python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
-  table=NAME           one of `python -m fedbench list tables`
+  table=NAME           one of `python -m fedbench list tables`; NAME alone means the same
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
   rows=A,B columns=1,2 run only these, by label or number from 1; the others stay as they are
   seeds=5              number of seeds, or a list: seeds=[0,3]
@@ -95,6 +96,9 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
     """
     given = ["dry_run=true" if text == "--dry-run" else _of_hydra(text) for text in arguments]
     texts, others, words = split_arguments(given, keys)
+    for key in (text.partition("=")[0] for text in others):  # a key of the command, mistyped, and not one of a run
+        if key.isidentifier() and difflib.get_close_matches(key, keys, cutoff=0.75) and key not in compose():
+            raise unknown("key", key, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
     for key, word in texts.items():
         split = key in LISTS
@@ -152,6 +156,8 @@ def reproduce_command(arguments: Sequence[str]) -> int:
         print(REPRODUCE_HELP, end="")
         return OK if arguments else REFUSED
     selection, words = select(arguments)
+    if words and not selection.table and not words[0].startswith("-"):
+        selection = replace(selection, table=words.pop(0))
     if words:
         raise ConfigError(f"'{words[0]}' is no KEY=VALUE; see python -m fedbench reproduce --help")
     if not selection.table:
@@ -171,7 +177,7 @@ def reproduce(selection: Selection) -> int:
         print(f"cells drawn again: {folder / 'table.md'}")
         return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
-    announce(planned, missing, at_once)
+    announce(planned, missing, at_once, folder)
     if selection.dry_run:
         for line in _mirrored(planned.spec):
             print(line)
@@ -216,7 +222,7 @@ def _require_cells(planned: Plan) -> None:
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
-def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
+def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> None:
     """Print the plan: cells, runs, which are finished, which cannot run, and the time of the others."""
     from fedbench.papers.estimate import estimate_lines
     from fedbench.papers.plan import named
@@ -230,8 +236,9 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
         f"{amount(cells, 'cell')}, seeds {', '.join(map(str, plan.seeds))}, {amount(len(jobs), 'run')}: "
-        f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
-        f"{at_once} at once"
+        f"{finished} finished, {f'{recorded} recorded in {folder}, ' if recorded else ''}"
+        f"{failed} failed, {len(missing)} to do, {at_once} at once",
+        soft_wrap=True,
     )
     for line in _undecidable(plan):
         console.print(line, markup=False)
@@ -341,14 +348,14 @@ def redraw_command(arguments: Sequence[str]) -> int:
     results = places[0] if places else "results"
     folders = store.table_folders(results)
     behind = RunCounts()
+    if not folders:
+        raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
     for folder in folders.values():
         behind += render.write_drawings(folder, formats)[1]
         print(folder)
     summary.write_summary(Path(results))
     print(behind)
-    if not folders:
-        print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
-    return OK if folders else REFUSED
+    return OK
 
 
 # Figures.
@@ -469,10 +476,7 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
 
 
 def make_runs(
-    missing: Sequence[Job],
-    launcher: Sequence[str],
-    *,
-    write: Callable[[Sequence[Job]], None] | None = None,
+    missing: Sequence[Job], launcher: Sequence[str], *, write: Callable[[Sequence[Job]], None] | None = None
 ) -> None:
     """Make the runs with a progress bar; `write` is called now and then with the finished ones.
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
+from fedbench.core.errors import Diverged
 from fedbench.data.partitions.programs import AuthorsProgram
 from fedbench.papers import comparisons, published, selection, verdict
 from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
@@ -25,6 +26,7 @@ from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
 from fedbench.runs.progress import STALE, rough_seconds
 
 DASH = "-"
+DIVERGED = f"{Diverged.__name__}: "  # in the reason of a cell
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
     """Return our value: mean ± std, with the number of censored seeds; or the reason why there is none."""
     finite = [value for value in cell.values if math.isfinite(value)]
     if not cell.values:
-        return cell.reason or "not run"
+        return "diverged" if DIVERGED in cell.reason else cell.reason or "not run"  # why is below the table
     if not finite:
         return DASH
     text = f"{np.mean(finite):.{metric.decimals}f}"
@@ -392,7 +394,7 @@ def notes(layout: Layout) -> list[str]:
     if not made.trained:
         said.append("The runs are too short to compare methods.")
         return [*said, _made_on(table)]
-    said += [_agreement(each, own.headline) for each in agreements(table)]
+    said += [_agreement(table, each) for each in agreements(table)]
     said += _significance(table)
     said += own.notes
     if made.scale == "paper" and not made.substitute:
@@ -449,7 +451,7 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
-    """Yield which rows and columns are left out and why, and with `cells` which drawn cells lack a value.
+    """Yield which rows and columns are left out and why, and which drawn cells diverged (`cells`: or lack a value).
 
     A row that is left out only because its columns are is not named.
     """
@@ -467,12 +469,13 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
         else:
             side, label = "cell", f"{cell.row} / {cell.column}"
         found[side].setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
-    for side in ("column", "row", *(["cell"] if cells else [])):
+    for side, named in found.items():
         alike: dict[str, list[str]] = {}
-        for label, reasons in found[side].items():
+        for label, reasons in named.items():
             alike.setdefault("; ".join(sorted(reasons)), []).append(label)
         for reason, labels in alike.items():
-            yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
+            if side != "cell" or cells or DIVERGED in reason:
+                yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
 
 
 def _significance(table: TableResult) -> Iterator[str]:
@@ -491,10 +494,16 @@ def _significance(table: TableResult) -> Iterator[str]:
         )
 
 
-def _agreement(each: Agreement, headline: str) -> str:
+def _agreement(table: TableResult, each: Agreement) -> str:
     text = f"{each.column}, {each.metric}: Kendall's tau between the paper's order of {each.rows} rows and ours is "
     text += "undefined" if math.isnan(each.tau) else f"{each.tau:.2f}"
     if each.headline is not None and each.headline_published:
-        holds = "holds" if each.headline else f"does not hold, best is {', '.join(each.best_ours)}"
-        text += f"; the paper's claim that {headline} is best {holds}"
+        place, headline = (each.column, each.metric), table.spec.headline
+        every = sum((cell.column, cell.metric) == place and cell.published is not None for cell in table.cells)
+        said = f"the paper's claim that {headline} is best holds"
+        if not each.headline:
+            said = f"the paper's claim that {headline} is best does not hold, best is {', '.join(each.best_ours)}"
+        elif each.rows < every:
+            said = f"{headline} is best of the {each.rows} rows that were run ({every} in the paper)"
+        text += f"; {said}"
     return text + "."

@@ -36,18 +36,7 @@ from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.fingerprint import environment, versions
-from fedbench.runs.folder import (
-    ARRAYS,
-    CLIENTS,
-    CONFIG,
-    ENVIRONMENT,
-    MODEL,
-    NAME,
-    RESULT,
-    RunFolder,
-    Status,
-    files_of,
-)
+from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, NAME, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, gain_columns, gains_of, summarise
 from fedbench.sample_metrics import METRICS
@@ -164,6 +153,7 @@ def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -
 
 REFERENCE = "(the reference of IPR and RSD)"
 MOST = 8  # classes that a line names
+HIGH, USUAL = 0.05, 0.001  # learning rates of Adam: one of SGD from which training fails, and torch's default
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
@@ -216,12 +206,7 @@ def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
 
 
 def experiment(
-    run: RunConfig,
-    folder: RunFolder,
-    observer: Observer,
-    purpose: str = "",
-    *,
-    begun: bool = False,
+    run: RunConfig, folder: RunFolder, observer: Observer, purpose: str = "", *, begun: bool = False
 ) -> dict[str, Any]:
     """Run one experiment in `folder`, which is locked, from config to result; return the result's row.
 
@@ -294,14 +279,19 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     """Refuse a recorder that does not fit; warn of what the config names and the run does not use."""
     for recorder in run.recorders:
         check(recorder, setup)
-    if (late := run.method.prepare_round) > run.protocol.rounds:
-        name = run.labels["method"]
-        fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
-    if (optimizer := run.protocol.optimizer).name != "sgd" and optimizer.momentum:
-        unused = f"protocol.optimizer.momentum={optimizer.momentum} is not used"
-        fingerprint.warn_once(f"{optimizer.name} has no momentum: {unused}")
+    rounds, every, late = run.protocol.rounds, run.protocol.eval_every, run.method.prepare_round
+    optimizer = run.protocol.optimizer
+    name, momentum, rate = optimizer.name, optimizer.momentum, f"protocol.optimizer.lr={optimizer.lr:g}"
+    for applies, said in (
+        (late > rounds, f"{run.labels['method']} prepares after {late} rounds; of {rounds} it never does"),
+        (every > rounds > 1, f"protocol.eval_every={every} with {rounds} rounds: only round 0 and the last are scored"),
+        (name != "sgd" and momentum, f"{name} has no momentum: protocol.optimizer.momentum={momentum} is not used"),
+        (name != "sgd" and optimizer.lr >= HIGH, f"{name} with {rate}: its usual rate is {USUAL}"),
+    ):
+        if applies:
+            fingerprint.warn_once(said)
     schedule, steps = optimizer.schedule, all_steps(setup.population.sizes, run.protocol.local)
-    spans = run.protocol.rounds * (torch.ones_like(steps) if schedule.by == "round" else steps)
+    spans = rounds * (torch.ones_like(steps) if schedule.by == "round" else steps)
     for name, begins in (("warmup", 0), ("every", schedule.warmup)):
         length = getattr(schedule, name) or 0
         if length and (short := int((spans <= begins + length).sum())):

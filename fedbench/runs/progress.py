@@ -98,6 +98,7 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
+APART = 2.0  # points between two means of which both are shown
 LOWER_IS_BETTER = ("rsd", "epsilon", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
     "clients": "Acc",
@@ -191,7 +192,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     groups = _grouped(list(unique.values()), GROUP)
-    pooled = any(row.get("average") == "pooled" for row in rows)  # else it is not what the protocol reports
+    pooled = any(row.get("average") == "pooled" or _apart(row) for row in rows)  # else it says little
     shown = headings(rows, {name: each for name, each in COMPARED.items() if pooled or name != "acc_pooled"})
     sections = {where: _lines(section, [*shown]) for where, section in groups.items()}
     titles = ["method", "seeds", *shown.values(), "MB", "s"]
@@ -212,10 +213,16 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     return Group(*parts)
 
 
+def _apart(row: Mapping[str, Any]) -> bool:
+    """Return whether the means over clients and over samples differ by more than APART, as with unequal clients."""
+    mean, pooled = number(row.get("acc")), number(row.get("acc_pooled"))
+    return mean is not None and pooled is not None and abs(mean - pooled) > APART
+
+
 def _lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Text]]:
     """Return the cells of a table, a line for each method: columns `names`, megabytes, seconds; means over runs.
 
-    The highest mean accuracy (pooled if that is shown) comes first, methods without accuracy last.
+    The highest mean accuracy (pooled if the protocol reports that) comes first, methods without accuracy last.
     """
     methods = _grouped(rows, METHOD)
     values = {
@@ -226,7 +233,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list
         for name in names
     }
     best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
-    accuracy = values["acc_pooled" if "acc_pooled" in names else "acc"]
+    accuracy = values["acc_pooled" if any(row.get("average") == "pooled" for row in rows) else "acc"]
     lines = []
     for method, runs in sorted(methods.items(), key=lambda each: -_mean(accuracy[each[0]], -math.inf)):
         seeds = len({row.get("seed") for row in runs})

@@ -41,7 +41,7 @@ def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of each run: every combination of the swept values, the last key varies fastest.
+    """Return the overrides of each run: every combination of different values, the last key varies fastest.
 
     Raises:
         ConfigError: an interval, which has no list of all values.
@@ -52,7 +52,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
         if not override.is_sweep_override():
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            values[key] = list(dict.fromkeys(f"{key}={value}" for value in override.sweep_string_iterator()))
         else:
             raise ConfigError(
                 f"{key}: a grid needs values such as 0.1,0.5 or range(5); an interval needs hydra/sweeper=optuna"

@@ -282,8 +282,10 @@ def imported(path: str) -> object:
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except ImportError as error:
+        raise ConfigError(f"{path}: {error}; install its package, or add its folder to PYTHONPATH") from error
+    except AttributeError as error:
+        raise ConfigError(f"{path}: {error}; give a class of that module") from error
 
 
 def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:

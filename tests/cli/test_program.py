@@ -43,6 +43,41 @@ def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch:
         runpy.run_module("fedbench", run_name="__main__")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["collect", "x", "--margin", "two"],
+        ["collect", "x", "--ou", "x.csv"],
+        ["tta", "x", "--reference", "abc"],
+        ["list"],
+        ["prepare", "--chek"],
+        ["report", "a", "b"],
+    ],
+)
+def test_what_an_option_is_not_is_told_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.endswith(f"; see python -m fedbench {words[0]} --help\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["reproduce", "table=pfedsim_t3", "column=1"], "'column'; nearest: columns"),
+        (["figure", "fedsac_f7", "scal=quick"], "'scal'; nearest: scale"),
+        (["evidence", "pfedsim_t3", "hour=2"], "'hour'; nearest: hours"),
+        (["leaderboard", "board=mini", "row=fedavg"], "'row'; nearest: rows"),
+    ],
+)
+def test_a_mistyped_key_is_compared_with_the_command_s_own(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(words) == 2
+    assert capsys.readouterr().err == f"error: unknown key {near}\n"
+
+
 @pytest.mark.slow
 def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):  # Hydra's own way to end

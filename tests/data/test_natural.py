@@ -428,6 +428,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no target": ({}, {"target": "null"}, r"dataset.target: name the column of the label; .* has x0, x1"),
     "no such column": ({}, {"client": "cite"}, "unknown column of .*sites.csv 'cite'; nearest: site"),
     "no such split": ({}, {"split": "folds"}, "unknown column of .* 'folds'"),
+    "the label as client": ({}, {"client": "ill"}, "target, client, split, drop: 'ill' is in two of them; leave"),
+    "the label dropped": ({}, {"drop": "[ill]"}, "target, client, split, drop: 'ill' is in two of them; leave"),
     "a label is missing": ({"ill": [None, *Y[1:]]}, {}, "1 of 54 rows, the first at 0, have no label in 'ill'"),
     "a client is missing": ({"site": [*CLIENT[:-1], None]}, {}, "1 of 54 .* the first at 53, name no client"),
     "one client": ({"site": "A"}, {}, "all samples are of client A, a federation needs two"),

@@ -60,6 +60,13 @@ def work(name: str, values: int, seconds: float) -> evidence.ColumnWork:
     return evidence.ColumnWork(Selection(table=name, columns=("c",)), (), values, seconds)
 
 
+def test_one_line_says_that_nothing_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    evidence._show([], {}, 1)
+    assert capsys.readouterr().out == "nothing is missing\n"
+    evidence._show([], {"no data": 3}, 1)
+    assert capsys.readouterr().out == "nothing is missing that can run here\n3 values: no data\n"
+
+
 def test_columns_that_fit_come_by_values_an_hour_and_then_the_others() -> None:
     found = evidence.ordered(
         [work("slow", 1, 50), work("long", 50, 200), work("dear", 1, 40), work("best", 9, 60)], 110
@@ -100,7 +107,7 @@ def test_makes_what_published_values_lack_and_nothing_else(
 
     capsys.readouterr()
     assert asked(tmp_path) == 0
-    assert "0 values, 0 runs" in capsys.readouterr().out
+    assert capsys.readouterr().out == "nothing is missing\n"
 
 
 class Clock:

@@ -173,6 +173,8 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
     sampled(
         [
             (["table=fedcolab_t1"], "fedcollab_t1"),
+            (["fedcolab_t1"], "unknown table 'fedcolab_t1'; nearest: fedcollab_t1"),
+            (["--dryrun", "fedcollab_t1"], "'--dryrun' is no KEY=VALUE"),
             (["table=fedcollab_t1", "scale=quik"], "quick"),
             (["table=fedcollab_t1", "rows=FedAgv"], "FedAvg"),
             (["table=fedcollab_t1", "nonsense"], "KEY=VALUE"),
@@ -199,6 +201,21 @@ def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys:
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_table_may_be_named_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(reproduce, "reproduce", lambda selection: asked.append(selection) or 0)
+    assert [program.main(["reproduce", name, "--dry-run"]) for name in ("fedsac_t1", "table=fedsac_t1")] == [0, 0]
+    assert asked[0] == asked[1]
+
+
+def test_without_a_filled_table_nothing_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["redraw", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"error: no filled table below {tmp_path / 'none'}; ")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_launcher_is_named_in_one_word() -> None:

@@ -158,6 +158,14 @@ class TestComparison:
         ]
         assert self.cells(rows)[1] == ["fedavg", "2", "80.00 ± 0.00", "80.00 ± 0.00", "-", "-", "2.0", "2.5"]
 
+    def test_pooled_accuracy_is_shown_where_clients_are_so_unequal_that_it_differs(self):
+        rows = [a_row("local", 0, 62.9, acc_pooled=81.7), a_row("fedavg", 0, 63.0, acc_pooled=65.0)]
+        assert [line[:4] for line in self.cells(rows)[1:]] == [
+            ["fedavg", "1", "63.00", "65.00"],  # ordered by what the protocol reports
+            ["local", "1", "62.90", "81.70"],
+        ]
+        assert self.cells(rows[1:])[1][:4] == ["fedavg", "1", "63.00", "-"], "two points are no more than two"
+
     def test_best_is_bold_and_ties_as_printed_share_it(self):
         rows = [
             a_row("a", 0, 90.001, ipr=10.0, rsd=3.0),

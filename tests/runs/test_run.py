@@ -46,6 +46,7 @@ def told(
     prepares: int = 0,
     optimizer: OptimizerConfig = SGD,
     seed: int = 0,
+    every: int = 1,
 ) -> list[str]:
     """What is said before the two rounds of a run."""
     if not seed:
@@ -57,7 +58,7 @@ def told(
     test = TestConfig(sets=sets, val_fraction=0.1 if sets == "validation" else 0.0)
     method, protocol = (
         SimpleNamespace(prepare_round=prepares),
-        SimpleNamespace(rounds=2, test=test, optimizer=optimizer, local=LocalConfig()),
+        SimpleNamespace(rounds=2, eval_every=every, test=test, optimizer=optimizer, local=LocalConfig()),
     )
     labels = {"method": "late", "dataset": "digits", "partition": "dir0.1"}
     chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels=labels, partition_seed=seed)
@@ -84,10 +85,23 @@ def test_a_method_that_never_prepares_is_told_of(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_momentum_that_adam_does_not_use_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    used = OptimizerConfig(momentum=0.9), OptimizerConfig(name="adam")
+    used = OptimizerConfig(momentum=0.9), OptimizerConfig(name="adam", lr=0.001)
     assert [told(caplog, [3], optimizer=each) for each in used] == [[], []]
     said = ["adam has no momentum: protocol.optimizer.momentum=0.9 is not used"]
-    assert told(caplog, [3], optimizer=OptimizerConfig(name="adam", momentum=0.9)) == said
+    assert told(caplog, [3], optimizer=OptimizerConfig(name="adam", lr=0.001, momentum=0.9)) == said
+
+
+def test_sgd_s_learning_rate_for_adam_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    fit = OptimizerConfig(lr=0.5), OptimizerConfig(name="adam", lr=0.049)
+    assert [told(caplog, [3], optimizer=each) for each in fit] == [[], []]
+    said = ["adamw with protocol.optimizer.lr=0.1: its usual rate is 0.001"]
+    assert told(caplog, [3], optimizer=OptimizerConfig(name="adamw")) == said
+
+
+def test_rounds_between_scores_beyond_the_run_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert told(caplog, [3], every=2) == []
+    said = "protocol.eval_every=3 with 2 rounds: only round 0 and the last are scored"
+    assert told(caplog, [3], every=3) == [said]
 
 
 @pytest.mark.parametrize(

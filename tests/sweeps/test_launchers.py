@@ -232,6 +232,7 @@ def test_a_grid_is_every_combination_and_has_no_intervals() -> None:
 
     found = combinations(parsed("a=1,2", "b=x", "c=range(2)", "b=y"))
     assert found == [[a, "b=y", c] for a in ("a=1", "a=2") for c in ("c=0", "c=1")]
+    assert combinations(parsed("seed=0,0,1,0")) == [["seed=0"], ["seed=1"]], "the same run once"
     with pytest.raises(ConfigError, match=r"method.mu: a grid needs values.*optuna"):
         combinations(parsed("method.mu=interval(0,1)"))
 

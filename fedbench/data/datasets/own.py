@@ -101,14 +101,9 @@ class OwnData(DataSource):
 
     def _arrays(self, report: Report = silent) -> Arrays:
         if not self.state().ready:
-            raise DataMissing(
-                f"dataset={self.name}: "
-                + (
-                    f"there is nothing at {self.path} or {data_dir() / self.path}"
-                    if self.path
-                    else "set dataset.path to your data"
-                )
-            )
+            places = dict.fromkeys((self.path, str(data_dir() / self.path))) if self.path else {}
+            found = f"there is nothing at {' or '.join(places)}" if places else "set dataset.path to your data"
+            raise DataMissing(f"dataset={self.name}: {found}")
         return cached_arrays(self.stamp, lambda: _joined(self.place, *self.parse(self.place, report)))
 
     @property

@@ -43,6 +43,12 @@ class OwnTable(OwnData):
     mean: tuple[float, ...] | None = field(default=None, init=False)  # each column has its own
     std: tuple[float, ...] | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        roles = [self.target, self.client, self.split, *{*self.drop}]
+        if twice := [name for name in roles if name is not None and roles.count(name) > 1]:
+            raise ConfigError(f"dataset.target, client, split, drop: '{twice[0]}' is in two of them; leave it in one")
+
     @property
     def variant(self) -> str:
         """A hash of the columns' roles."""
@@ -109,9 +115,8 @@ class OwnTable(OwnData):
             raise DataMissing(f"{path}: {error.strerror or reason_of(error)}") from error
         except Exception as error:  # of many classes
             raise DataCorrupt(
-                f"{path} is not a table ({reason_of(error)}); write a .csv in UTF-8 whose first line names the "
-                "columns, "
-                "or a .parquet"
+                f"{path} is not a table ({reason_of(error)}); write a .parquet, or a .csv in UTF-8 whose first line "
+                "names the columns"
             ) from error
 
     def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float32], list[str]]:

@@ -50,7 +50,7 @@ def test_recorded_values_stand_without_their_runs(
     stored = recorded.read_stored(folder(tmp_path))
     capsys.readouterr()
     assert reproduced(tmp_path, *FIRST, "seeds=1") == 0
-    assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
+    assert f"0 finished, 2 recorded in {folder(tmp_path)}, 0 failed, 0 to do" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
     assert repr(stored) == repr(recorded.read_stored(folder(tmp_path)))
     # A new row needs the Local run itself, to be measured against; nothing else is trained again.

@@ -37,6 +37,8 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "- Margins: Acc % 1." in text
     assert "commit abc" in text
     assert "the paper's claim that A is best holds" in text
+    some = filled(VALUES, {**PUBLISHED, "D": value(70.0)}, made=MADE, headline="A", **FIVE)
+    assert "; A is best of the 2 rows that were run (3 in the paper)." in render.draw_markdown(some)
 
 
 def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
@@ -236,6 +238,15 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
         console.print(render.draw_terminal(table))
     assert left in capture.get()
     assert "No run of row E: Diverged: nan." in capture.get()
+
+
+def test_a_cell_that_diverged_says_so_and_why_is_below_the_table() -> None:
+    metrics, why = [{"name": "acc"}, {"name": "ipr"}], "seed 0: Diverged: training diverged in round 6"
+    table = filled({"A": [1.0, 2.0], "B": [3.0, 4.0]}, made=MADE, metrics=metrics)
+    more = [Cell("A", "c", "ipr", (5.0, 6.0), (0, 1)), Cell("B", "c", "ipr", reason=why)]
+    text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, *more)))
+    assert "| diverged |" in text
+    assert text.count(why) == text.count(f"- No run of cell B / c: {why}.\n") == 1
 
 
 def test_where_nothing_ran_no_empty_grid_is_drawn_and_one_line_says_why() -> None:

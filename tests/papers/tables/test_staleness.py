@@ -83,7 +83,7 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     store.save_table(folder(tmp_path), store.read_table(folder(tmp_path)), rows)
     capsys.readouterr()
     assert again(tmp_path, "dry_run=true", "stale=error") == 0
-    assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
+    assert f"0 finished, 2 recorded in {folder(tmp_path)}, 0 failed, 0 to do" in capsys.readouterr().out
     program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
     assert STALE not in table(tmp_path)
