@@ -89,7 +89,7 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0, str(tmp_path)) == OK
     lacking = planned(record, 0, 1, 2)
     assert fill.fill(lacking).cell("FedAvg", "elsewhere", "acc").values == (50.0,)
-    reproduce.announce(lacking, [], 1)
+    reproduce.announce(lacking, [], 1, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "the one cell: not run with seeds 1, 2: data missing" in said
     assert reproduce.conclude(lacking, tmp_path / "tables" / "toy", 0, str(tmp_path)) == INCOMPLETE
