@@ -488,7 +488,7 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
     for name in ("bad.parquet", "bad.csv"):
-        with pytest.raises(FedbenchError, match=rf"{name} is not a table .*; write a .csv in UTF-8"):
+        with pytest.raises(FedbenchError, match=rf"{name} is not a table .*; write a .parquet, or a .csv in UTF-8"):
             OwnTable(path=str(tmp_path / name), target="ill").load()
 
 
