@@ -64,7 +64,7 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
     """
     pool = sorted(set(options))
     lowered = {option.lower(): option for option in pool}
-    close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.55)
+    close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)
     prefixed = [o for o in lowered if o.startswith(name.lower()) or name.lower().startswith(o)]
     found = list(dict.fromkeys([lowered[o] for o in [*close, *prefixed]]))[:count]
     return ", ".join(found or (pool if len(pool) <= 12 else [*pool[:12], "..."]))

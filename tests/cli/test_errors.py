@@ -57,7 +57,6 @@ BAD = [
     (["partition=dir-1"], "dir takes a positive number, as in partition=dir0.1"),
     (["partition=dirichlet0.1"], "dir takes a positive number, as in partition=dir0.1"),
     (["hardware=gpu"], "unknown hardware 'gpu'; nearest: cuda"),
-    (["hardware.engine=fast"], "nearest: auto, looped, stacked, workers"),
     (["method=fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has none"),
     (["method=fedavg", "method/base=fedavg"], "the chosen method takes no 'base'"),
     (["method=fedprox", "method.mu=abc"], "method 'fedprox' (mu): Value 'abc'"),
