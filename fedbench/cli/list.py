@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
-from fedbench.config.arguments import parser_of
+from fedbench.config.arguments import CommandParser
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
@@ -412,7 +412,7 @@ KINDS: dict[str, Callable[[], Listing] | str] = {  # of papers by name, which on
 
 def list_command(arguments: Sequence[str]) -> int:
     """List what can be chosen, such as methods, datasets and partitions; return the exit code."""
-    parser = parser_of("list", description="Show what can be chosen.")
+    parser = CommandParser("list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--markdown", action="store_true", help="as Markdown, without what depends on this machine")
     given = parser.parse_args(arguments)

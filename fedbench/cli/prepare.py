@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table
 
 from fedbench.cli.program import report
-from fedbench.config.arguments import parser_of
+from fedbench.config.arguments import CommandParser
 from fedbench.core.errors import ConfigError, FedbenchError, Report, silent
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.datasets import DATASETS
@@ -137,7 +137,7 @@ def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]])
 
 def prepare_command(arguments: Sequence[str]) -> int:
     """Download data sets, or show which are here; return 2 if a download failed, 1 if one is missing."""
-    parser = parser_of("prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser("prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets, each followed by its options key=value")
     parser.add_argument("--root", help="folder to download to; runs then need dataset.root=DIR")
     parser.add_argument("--check", action="store_true", help="show the state of these, or of every data set, and stop")

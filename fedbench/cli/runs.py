@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from fedbench.config.arguments import asks_for_help, parser_of, split_arguments
+from fedbench.config.arguments import CommandParser, asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
 from fedbench.config.schema import ACCURACY, score_of
@@ -61,7 +61,7 @@ PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
 
 def collect_command(arguments: Sequence[str]) -> int:
     """Write or print runs as one table with a row for each run; return the exit code."""
-    parser = parser_of("collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE)
+    parser = CommandParser("collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="all columns, as .parquet or .csv (default: the main ones, printed)"
@@ -181,7 +181,7 @@ def _below_tables(folder: Path) -> list[str]:
 
 def tta_command(arguments: Sequence[str]) -> int:
     """Print rounds, seconds and bytes to an accuracy; return the exit code."""
-    parser = parser_of("tta", description=TTA_HELP)
+    parser = CommandParser("tta", description=TTA_HELP)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--reference", type=float, metavar="PERCENT", help="the accuracy to reach")

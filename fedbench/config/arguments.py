@@ -28,12 +28,12 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return bool({"-h", "--help"} & set(arguments))
 
 
-def parser_of(command: str, **options: Any) -> argparse.ArgumentParser:
-    """Return a parser of a command's words, which takes no shortened option and raises ConfigError, in one line."""
+class CommandParser(argparse.ArgumentParser):
+    """Reads a command's words. It takes no shortened option, and its errors have one line."""
 
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see python -m fedbench {command} --help")
+    def __init__(self, command: str, **options: Any) -> None:
+        super().__init__(prog=f"python -m fedbench {command}", allow_abbrev=False, **options)
 
-    parser = argparse.ArgumentParser(prog=f"python -m fedbench {command}", allow_abbrev=False, **options)
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"{message}; see {self.prog} --help")

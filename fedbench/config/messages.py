@@ -116,8 +116,7 @@ def _unknown_option(error: MissingConfigException) -> str:
         return f"the config group '{group}' has no option '{name}'"
     if group == "hydra/launcher" and name.startswith("submitit_"):
         return f"{group}={name} asks for submitit: pip install 'fedbench-harness[slurm]'"
-    near = "cuda" if (group, name) == ("hardware", "gpu") else nearest(name, error.options)
-    found = f"unknown {group} '{name}'; nearest: {near}"
+    found = f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
     outer = group.partition("/")[0]
     if outer not in REGISTRIES:
         return found

@@ -60,13 +60,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
     """The `count` options closest to `name`, joined for a message (all of them if few).
 
-    Case is ignored, and an option that starts with `name` or is a prefix of it counts as close.
+    Case is ignored, and an option that starts with `name` or is a prefix of it counts as close. Of five options or
+    fewer the others follow where none is very close.
     """
     pool = sorted(set(options))
     lowered = {option.lower(): option for option in pool}
     close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)
+    sure = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
     prefixed = [o for o in lowered if o.startswith(name.lower()) or name.lower().startswith(o)]
     found = list(dict.fromkeys([lowered[o] for o in [*close, *prefixed]]))[:count]
+    if len(pool) <= 5 and not (sure or prefixed):
+        found += [option for option in pool if option not in found]
     return ", ".join(found or (pool if len(pool) <= 12 else [*pool[:12], "..."]))
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.config import groups
-from fedbench.config.arguments import parser_of
+from fedbench.config.arguments import CommandParser
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
 from fedbench.papers import boards, measures, recorded, standings, store, summary, text
@@ -150,7 +150,7 @@ OWN = "Our own tables"
 
 def report_command(arguments: Sequence[str]) -> int:
     """Write one page of all filled tables; return the exit code."""
-    parser = parser_of("report", description="Write every filled table below RESULTS to one page.")
+    parser = CommandParser("report", description="Write every filled table below RESULTS to one page.")
     parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
     parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
     parser.add_argument(

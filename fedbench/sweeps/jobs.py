@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, reason_of
 from fedbench.core.files import make_folder, wait_while_in_use, write_text
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds, result_line
@@ -362,9 +362,8 @@ def started_ray(address: str | None, resources: Mapping[str, float]) -> Iterator
                 logging_level=logging.ERROR,
             )
         except Exception as error:  # ray has no class for it, and says it in many lines
-            said = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"no Ray at hydra.launcher.address={address}; ray start --head starts one: {said}"
+                f"no Ray at hydra.launcher.address={address}; ray start --head starts one: {reason_of(error)}"
             ) from error
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray has taken it, to end the process at once

@@ -69,7 +69,7 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
 
 
 def check_axes(config: SweepConfig, batch: Sequence[Sequence[str]]) -> None:
-    """Refuse axes of a figure that the sweep does not vary, before its runs.
+    """Refuse, before the runs, axes of the figure that they do not set.
 
     Raises:
         UnknownName: sweep.x or sweep.by is no key of the runs.

@@ -290,10 +290,10 @@ def check_resumed_equals_uninterrupted(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
         while not simulation.done(state):
-            checkpoint.write_checkpoint(file, *pack(state))
-            leaves = list(pack(state)[0])
+            tree, meta = pack(state)
+            checkpoint.write_checkpoint(file, tree, meta)
             state = unpack(*checkpoint.read_checkpoint(file), torch.device("cpu"))
-            assert list(pack(state)[0]) == leaves, "a resumed run has its leaves in another order"
+            assert list(pack(state)[0]) == list(tree), "a resumed run has its leaves in another order"
             simulation = Simulation(chosen, LoopedTrainer(chosen))
             simulation.step(state)
     expected = subject.run("batch_norm").state
