@@ -166,7 +166,7 @@ def _swept_groups(arguments: Sequence[str]) -> list[str]:
     swept = []
     for text in arguments:
         group, equals, _ = text.partition("=")
-        if not equals or "." in group or group.startswith("-"):
+        if not text.startswith("~") and (not equals or "." in group or group.startswith("-")):
             continue
         with suppress(HydraException):
             override = OverridesParser.create().parse_override(text)

@@ -33,6 +33,7 @@ HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
 TUNE = "tune"  # key of a method's YAML that no run sees: what the trials of a leaderboard choose among
 
 
+@functools.cache
 def conf_dir() -> Path:
     """The folder of YAMLs: inside the installed package, or at the top of a source checkout."""
     package = Path(__file__).resolve().parents[1]

@@ -124,10 +124,11 @@ class Federation:
         self.dtype = dtype
         self.name = dataset.name
         self.classes = dataset.classes
+        self.shape = tuple(int(n) for n in dataset.x.shape[1:])
         self.stored = dataset.x if partition.rotation is None else np.array(dataset.x)
-        if partition.looks is not None:  # in colour, whatever they were
-            self.stored = np.repeat(dataset.x, 3 if dataset.x.shape[1] == 1 else 1, axis=1)
-        self.shape = tuple(int(n) for n in self.stored.shape[1:])
+        if partition.looks is not None:
+            self.stored = self._dressed(dataset, partition, partition.looks)
+            self.shape = tuple(self.stored.shape[1:])
         self.x = readable(self.stored).to(self.device)
         labels = np.array(dataset.y)
         if partition.label_map is not None:
@@ -147,8 +148,6 @@ class Federation:
         self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
         if partition.rotation is not None:
             self._rotate(partition, partition.rotation)
-        if partition.looks is not None:
-            self._dress(partition, partition.looks, dataset.y)
         self.sets = {
             "train": Ragged.of(partition.train, self.device),
             "val": Ragged.of(partition.val, self.device),
@@ -166,16 +165,6 @@ class Federation:
         part.population = part._population()
         return part
 
-    def on(self, device: torch.device) -> Federation:
-        """The same clients and samples on another device."""
-        moved = copy.copy(self)
-        moved.device = device
-        for name in ("x", "y", "mean", "inverse", "offset", "black", "global_test"):
-            setattr(moved, name, getattr(self, name).to(device))
-        moved.target = None if self.target is None else self.target.to(device)
-        moved.sets = {name: Ragged(each.values.to(device), each.offsets) for name, each in self.sets.items()}
-        return moved
-
     def _owned(self, partition: Partition) -> list[np.ndarray]:
         return [np.concatenate(parts) for parts in zip(partition.train, partition.val, partition.test, strict=True)]
 
@@ -186,16 +175,26 @@ class Federation:
             for block in torch.from_numpy(owned).to(self.device).split(ROTATED_AT_ONCE):
                 self.x[block] = rotate_stored(self.x[block], float(angle), self.offset, partition.corners)
 
-    def _dress(self, partition: Partition, looks: np.ndarray, labels: np.ndarray) -> None:
-        """Give the images of each client and label their looks [N, K, 2]: (degrees to turn, channel to fill or -1)."""
+    def _dressed(self, dataset: Dataset, partition: Partition, looks: np.ndarray) -> np.ndarray:
+        """Return the images in colour, those of each client and label with their looks.
+
+        Looks [N, K, 2]: (degrees to turn, channel to fill or -1).
+        """
         self.require_images(f"partition {partition.label} turns and colours")
-        for owned, own in zip(self._owned(partition), looks, strict=True):
-            for label, (degrees, channel) in enumerate(own):
-                chosen = torch.from_numpy(owned[labels[owned] == label]).to(self.device)
-                images = turned(self.x[chosen], float(degrees)) if degrees else self.x[chosen]
-                if channel >= 0:
-                    images[:, int(channel)] = self.scale
-                self.x[chosen] = images
+        chosen = [
+            (owned[dataset.y[owned] == label], look)
+            for owned, own in zip(self._owned(partition), looks, strict=True)
+            for label, look in enumerate(own)
+        ]
+        images = np.array(dataset.x)
+        for places, (degrees, _) in chosen:  # first, while images may have one channel
+            if degrees:
+                images[places] = turned(torch.from_numpy(images[places]), float(degrees)).numpy()
+        images = np.repeat(images, 3 if images.shape[1] == 1 else 1, axis=1)
+        for places, (_, channel) in chosen:
+            if channel >= 0:
+                images[places, int(channel)] = dataset.scale
+        return images
 
     def require_images(self, who: str) -> None:
         """Refuse samples other than images, such as text.

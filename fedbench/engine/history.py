@@ -23,6 +23,7 @@ PHASES = ("prepare", "train", "server", "evaluate")
 COMMON = "common"  # the one global model: a tally of one entry, not of one a client
 TEST_SETS = ("local", "global", COMMON)  # the first that was scored is the one a run is judged by
 VALIDATION = "val"
+PREFIX = "history/"  # of its arrays in a checkpoint
 TRAINED = "trained_"  # before a set's name: the models after local training, where both moments are scored
 TIMING_PREFIX = "seconds_"  # columns that differ between two runs of the same configuration; no others do
 
@@ -143,8 +144,8 @@ class History:
                 out[f"metric/{name}/{metric}/pooled"] = np.array([each.pooled for each in values])
         return out
 
-    def state(self, prefix: str = "history/") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The history as int64 and float64 tensors, whose names begin with `prefix`, and JSON-able meta."""
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The history as int64 and float64 tensors, whose names begin with PREFIX, and JSON-able meta."""
         import torch
 
         phases = list(dict.fromkeys(phase for record in self._records for phase in record.seconds))
@@ -153,13 +154,13 @@ class History:
             spent = [record.seconds.get(phase, math.nan) for record in self._records]
             arrays[f"seconds/{phase}"] = np.array(spent, dtype=np.float64)
         names = [key.split("/")[1] for key in arrays if key.startswith("tally/") and key.endswith("/round")]
-        tensors = {prefix + key: torch.from_numpy(array) for key, array in arrays.items()}
+        tensors = {PREFIX + key: torch.from_numpy(array) for key, array in arrays.items()}
         return tensors, {"sets": names, "phases": phases}
 
     @classmethod
-    def restore(cls, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], prefix: str = "history/") -> History:
+    def restore(cls, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> History:
         """The history that `state` stored; other entries of `tree` are ignored."""
-        arrays = {k[len(prefix) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(prefix)}
+        arrays = {k[len(PREFIX) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(PREFIX)}
         tallies: dict[int, dict[str, Tally]] = {int(done): {} for done in arrays["round"]}
         measures: dict[int, dict[str, dict[str, Measured]]] = {int(done): {} for done in arrays["round"]}
         for name in meta["sets"]:

@@ -8,6 +8,7 @@ only those clients of a stack that still have batches. torch has no public name 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -150,7 +151,8 @@ class Optimizer:
             denominators = list(torch._foreach_sqrt(second))
             torch._foreach_div_(denominators, _factor((1 - 0.999**count) ** 0.5, params))
             torch._foreach_add_(denominators, 1e-8)
-            torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -lr, params))
+            still = not isinstance(lr, Tensor) and not lr  # a schedule has rounded the rate to 0
+            torch._foreach_mul_(denominators, _factor(-math.inf if still else (1 - 0.9**count) / -lr, params))
             torch._foreach_addcdiv_(params, first, denominators)
             return
         if moments:

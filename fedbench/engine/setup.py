@@ -134,10 +134,6 @@ class Setup:
             check_announced(self.method)
             check_fits(self.method, self.task.modalities, regression=self.task.regresses)
 
-    def on(self, device: torch.device) -> Setup:
-        """Return the same with the data on another device."""
-        return replace(self, federation=self.federation.on(device), parts=tuple(each.on(device) for each in self.parts))
-
     @property
     def population(self) -> Population:
         """Sizes and label counts of all clients, on the CPU."""

@@ -24,7 +24,14 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 from fedbench.papers.plan import Job, Plan, of_runs
 from fedbench.runs.config import RunConfig
-from fedbench.runs.estimate import FORWARD_SHARE, RunTimes, client_steps, contention, scored_batches
+from fedbench.runs.estimate import (
+    FORWARD_SHARE,
+    RunTimes,
+    client_steps,
+    contention,
+    scored_batches,
+    without_method,
+)
 from fedbench.runs.fingerprint import machine
 from fedbench.runs.progress import amount, human_bytes, rough_seconds
 
@@ -101,7 +108,7 @@ def estimate(plan: Plan, missing: Sequence[Job], paces: dict[str, float] | None 
     `paces`: seconds of a step that earlier estimates timed, to which this one adds its own.
     """
     total = ResourceEstimate(plan, _steps={} if paces is None else paces)
-    for job in (each for each in missing if not each.study):
+    for job in sorted((each for each in missing if not each.study), key=lambda each: without_method(each.config)):
         total.add(job)
     return total
 

@@ -30,6 +30,7 @@ from fedbench.runs.progress import amount, rough_seconds, title
 FORWARD_SHARE = 1 / 3  # of a training step's time
 LONG = 900.0  # seconds after which a line says how to make a run shorter
 SMALLER = 5000  # training samples that it proposes
+SETUPS = 4  # that are kept, as each holds its samples
 PATIENCE = 8.0  # seconds that are spent on timing the steps of a sweep's methods
 
 
@@ -38,14 +39,16 @@ class RunTimes:
     """Seconds of runs by timed steps of their own methods, on one core without other load."""
 
     patience: float = field(default=math.inf, kw_only=True)  # seconds of timing; after it other methods' steps count
-    # By all but method and seed: the setup, or why there is none; seconds of a client-step.
+    # By all but method and seed: the last SETUPS setups, or why there is none; seconds of a client-step.
     _setups: dict[str, Setup | FedbenchError] = field(default_factory=dict, kw_only=True)
     _steps: dict[str, float] = field(default_factory=dict, kw_only=True)
 
     def setup(self, config: RunConfig) -> Setup:
         """Return the setup of a run; those with the same data, partition and network share all else."""
-        where = _without_method(config)
+        where = without_method(config)
         if where not in self._setups:
+            if len(self._setups) == SETUPS:
+                del self._setups[next(iter(self._setups))]
             try:
                 self._setups[where] = build(config.changed(**config.local_values))  # Local fits every network
             except FedbenchError as error:
@@ -142,7 +145,8 @@ def _scorings(config: RunConfig, clients: int) -> tuple[int, int]:
     return 0 if score == "trained" else times + 1, 0 if score == "received" else after
 
 
-def _without_method(config: RunConfig) -> str:
+def without_method(config: RunConfig) -> str:
+    """Return what of a run decides its setup, as text: data, partition, network, local work and test sets."""
     protocol = config.protocol
     return repr([config.dataset, config.partition, config.model, protocol.local, protocol.test])
 
@@ -173,7 +177,7 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
 
     An interrupted run counts with its remaining rounds.
     """
-    times, seconds, parts = RunTimes(_setups={_without_method(run): setup}), 0.0, list[str]()
+    times, seconds, parts = RunTimes(_setups={without_method(run): setup}), 0.0, list[str]()
     for each in lacking(run, folder_of):
         left = each.protocol.rounds - _done(each, folder_of)
         try:
@@ -208,7 +212,7 @@ def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, *, each: bool = T
         waiting |= {one.key: one for one in lacking(run, folder_of)}
         if each:
             yield f"{title(folder.labels)} on {', '.join(run.labels[part] for part in PLACE)}: {SAID[status]}"
-    for run in waiting.values():
+    for run in sorted(waiting.values(), key=without_method):
         try:
             seconds += times.expected(run) * (1 - _done(run, folder_of) / run.protocol.rounds)
         except Exception as error:  # noqa: BLE001, PERF203 - the run says it as well, when it is made

@@ -188,6 +188,19 @@ def test_a_method_that_steps_by_itself_takes_the_step_s_rate() -> None:
     assert gap(first.server, simulate(setup(PFedMe(), federation((9,)), rounds=2)).server) > 1e-4
 
 
+@pytest.mark.parametrize("engine", [None, "stacked"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_rate_that_a_schedule_rounds_to_0_moves_nothing(name: Any, engine: Any) -> None:
+    """0.1 * 1e-200 ** 2 is 0 in float64."""
+    config = OptimizerConfig(name=name, lr=0.1, schedule=ScheduleConfig(name="step", every=1, gamma=1e-200))
+    chosen = setup(FedAvg(), federation((9, 14)), rounds=3, optimizer=config)
+    before, after = (
+        simulate(replace(chosen, protocol=replace(chosen.protocol, rounds=rounds)), engine and ENGINES[engine](chosen))
+        for rounds in (2, 3)
+    )
+    assert gap(before.server, after.server) < 1e-12
+
+
 def test_the_tuning_before_scoring_has_the_full_rate() -> None:
     config = OptimizerConfig(lr=0.1, schedule=ScheduleConfig(name="step", every=1, gamma=1e-9))
     tuned, flat = (
