@@ -40,7 +40,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
         FedbenchError: any error that the command line reports in one line.
     """
     from fedbench.config.compose import compose, tell_of_doubles
-    from fedbench.core.files import wait_while_in_use
+    from fedbench.core.locks import wait_while_in_use
     from fedbench.runs.config import resolve
     from fedbench.runs.execution import execute
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedbench
-from fedbench.core import files
+from fedbench.core import locks
 from tests.helpers.tiers import sampled
 
 SMALL = (
@@ -32,7 +32,7 @@ SMALL += ("hardware=cpu", "hardware.engine=looped")
 def test_sweeps_and_runs_in_threads_are_as_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 0.02)
+    monkeypatch.setattr(locks, "PATIENCE", 0.02)
     before = sys.stdout, list(sys.argv), torch.get_num_threads()
 
     def sweep(k: int, folder: Path) -> pd.DataFrame:
@@ -54,7 +54,7 @@ def test_sweeps_and_runs_in_threads_are_as_one_after_the_other(
 def test_the_same_run_asked_for_at_once_is_made_once_and_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 0.02)
+    monkeypatch.setattr(locks, "PATIENCE", 0.02)
     asked = [(method, seed) for method in ("fedavg", "ditto") for seed in (0, 0, 1)]
     with ThreadPoolExecutor(6) as pool:
         runs = [

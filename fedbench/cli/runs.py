@@ -51,7 +51,8 @@ usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
   out=plots            the folder of the pictures
   formats=svg,png      also pdf
 
-For each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
+For each run: gain over Local by client, the collaboration matrix ordered by coalition, the samples of each class on
+each client, a map of the clients.
 For all runs together: accuracy over rounds (seeds as a band), bytes and seconds; with protocol.test.sets=both also
 accuracy on clients' own samples against accuracy on the global test set.
 For each table: curves, and our values beside the published ones.
@@ -244,7 +245,7 @@ TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
 
 
 def run_figures(folder: Path) -> Figures:
-    """Return gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
+    """Return gain over Local by client, collaboration matrix, partition and map of clients, as far as it has them."""
     run = Run(folder)
     row, *_ = run.row, run.rounds, run.config  # the latter for `comparison_figures`: damaged, they stop only this run
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
@@ -254,6 +255,7 @@ def run_figures(folder: Path) -> Figures:
         found["gain"] = runs.gain_bars(gain, title, run.names)
     if run.W is not None:
         found["collaboration"] = runs.collaboration_matrix(run.W, title, run.names)
+    found["partition"] = runs.partition_bubbles(run.label_counts, title)
     found["clients"] = runs.client_map(run.label_counts, run.W, title, run.names)
     return found
 

@@ -1,7 +1,7 @@
 """Prepared arrays on disk, memory-mapped, so that unpacked data load in milliseconds.
 
 The cache only saves time. A run also works with a folder that cannot be written, a full disk, a damaged entry (found by
-its checksum, fedbench.core.files), or another process that prepares the same data.
+its checksum, fedbench.core.checked), or another process that prepares the same data.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.checked import MANIFEST, manifest, write_manifest
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import MANIFEST, FolderLock, checksum_of, manifest, settle, write_manifest
+from fedbench.core.files import checksum_of, settle
+from fedbench.core.locks import FolderLock
 
 Arrays = dict[str, NDArray[Any]]
 

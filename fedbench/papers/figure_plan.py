@@ -13,8 +13,10 @@ import numpy as np
 from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
+from fedbench.core.checked import Archive
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import Archive, as_json, as_npz, checksum, held, make_folder, write_text
+from fedbench.core.files import as_json, as_npz, checksum, make_folder, write_text
+from fedbench.core.locks import held
 from fedbench.papers import plan as tables
 from fedbench.papers.plan import Job, Plan
 from fedbench.papers.selection import Selection

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import held, make_folder
+from fedbench.core.files import make_folder
+from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
 from fedbench.runs.progress import amount, rough_seconds
 

@@ -20,7 +20,7 @@ from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import held
+from fedbench.core.locks import held
 from fedbench.papers import published, recorded, render, spec, store, summary, verdict
 from fedbench.papers.recorded import RunCounts
 from fedbench.papers.selection import Selection

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
-from fedbench.core.files import Archive, as_csv, as_json, as_npz, make_folder, setting_name
+from fedbench.core.checked import Archive
+from fedbench.core.files import as_csv, as_json, as_npz, make_folder, setting_name
 from fedbench.papers import spec
 from fedbench.papers.published import Published
 from fedbench.papers.spec import ColumnSpec, MetricSpec, TableSpec

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +30,6 @@ APART = 0.16  # of a line, by which ours lies above it and the published value b
 COLUMNS = 3  # panels side by side
 DODGE = 0.6  # of the way to the next category, over which the dots of one are spread
 NAMES = {"score": "accuracy, %", "acc": "accuracy, %", "acc_on_local": "local accuracy, %", "ipr": "IPR, %"}
-
-# of a partition's SVG, in pixels
-CELL = 16.0  # between neighbouring clients or classes, at most
-LARGEST = (960.0, 640.0)  # of the grid, across and up
-LEFT, TOP, RIGHT, BOTTOM = 52.0, 34.0, 16.0, 44.0
-BUBBLE = "#3b6ea8"
-SMALLEST = 0.25  # a radius below it could not be seen
-TICKS = 12  # at most, on either axis
 
 
 def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:
@@ -137,6 +128,13 @@ def _name_clients(order: NDArray[np.int64], names: Sequence[str], *sides: Axis) 
 def _called(names: Sequence[str], client: int) -> str:
     """Return the name of a client, or its number if it has none."""
     return str(names[client] if len(names) else client)[:20]
+
+
+def partition_bubbles(counts: NDArray[Any], title: str = "") -> Figure:
+    """Draw the samples of each class on each client, `counts` [N, K]."""
+    figure, ((axis,),) = style.panels(height=2.9)
+    style.draw_label_counts(axis, counts, title)
+    return figure
 
 
 def client_map(
@@ -336,65 +334,3 @@ def _sweep_panels(names: Sequence[str], title: str) -> tuple[Figure, dict[str, A
     for name, axis in axes.items():
         axis.set_title(name if "=" in name else "", fontsize="medium")
     return figure, axes
-
-
-def partition_svg(counts: NDArray[np.int64], title: str, names: Sequence[str] = ()) -> str:
-    """Return the SVG of `counts` [N, K], samples of each class on each client, as circles of proportional area.
-
-    The mouse over a circle shows the client's name from `names`.
-
-    It is written by hand: it is saved with every run in 2 ms (20 clients, 10 classes) to 130 ms (100 clients, 200
-    classes, 1.7 MB). Matplotlib takes 0.5 s to be imported and 0.1 to 2.4 s (12.8 MB) to draw the same, where a whole
-    run on digits trains in 0.6 s.
-    """
-    clients, classes = counts.shape
-    title = f"{title}; largest circle: {counts.max():,}"
-    step = (min(CELL, LARGEST[0] / clients), min(CELL, LARGEST[1] / classes))
-    width, height = LEFT + step[0] * clients + RIGHT, TOP + step[1] * classes + BOTTOM
-    width = max(width, LEFT + RIGHT + 6.5 * len(title))
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="10" fill="{style.INK}">',
-        f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>',
-        f'<text x="{LEFT:.0f}" y="18" font-size="12">{escape(title)}</text>',
-        *_svg_axes(clients, classes, step),
-        f'<g fill="{BUBBLE}" fill-opacity="0.8">',
-        *_svg_circles(counts, step, names),
-        "</g>",
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _svg_circles(counts: NDArray[np.int64], step: tuple[float, float], names: Sequence[str]) -> Iterator[str]:
-    """Yield the circles, class 0 at the bottom; the largest count fills its cell."""
-    largest = max(1, int(counts.max()))
-    radii = 0.5 * min(step) * np.sqrt(counts / largest)
-    for client, label in zip(*np.nonzero(counts), strict=True):
-        x = LEFT + step[0] * (client + 0.5)
-        y = TOP + step[1] * (counts.shape[1] - label - 0.5)
-        radius = max(SMALLEST, float(radii[client, label]))
-        title = f"<title>client {escape(_called(names, client))}, class {label}: {counts[client, label]}</title>"
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.2f}">{title}</circle>'
-
-
-def _svg_axes(clients: int, classes: int, step: tuple[float, float]) -> Iterator[str]:
-    floor = TOP + step[1] * classes
-    edge = f'stroke="{style.INK}" stroke-width="0.5" fill="none"'
-    yield f'<rect x="{LEFT}" y="{TOP}" width="{step[0] * clients:.1f}" height="{step[1] * classes:.1f}" {edge}/>'
-    for client in _svg_ticks(clients):
-        x = LEFT + step[0] * (client + 0.5)
-        yield f'<text x="{x:.1f}" y="{floor + 14:.1f}" text-anchor="middle">{client}</text>'
-    for label in _svg_ticks(classes):
-        y = floor - step[1] * (label + 0.5) + 3.5
-        yield f'<text x="{LEFT - 6:.1f}" y="{y:.1f}" text-anchor="end">{label}</text>'
-    middle = (LEFT + step[0] * clients / 2, TOP + step[1] * classes / 2)
-    yield f'<text x="{middle[0]:.1f}" y="{floor + 32:.1f}" text-anchor="middle">client</text>'
-    turned = f'transform="rotate(-90 14 {middle[1]:.1f})"'
-    yield f'<text x="14" y="{middle[1]:.1f}" text-anchor="middle" {turned}>class</text>'
-
-
-def _svg_ticks(count: int) -> range:
-    """Return at most `TICKS` numbers of 0..count-1, at a round distance."""
-    distances = (power * factor for power in (1, 10, 100, 1000, 10_000, 100_000) for factor in (1, 2, 5))
-    return range(0, count, next((each for each in distances if count <= each * TICKS), count))

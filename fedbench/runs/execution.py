@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
 from fedbench.core.errors import CheckpointError, FedbenchError, Stale
-from fedbench.core.files import as_csv, as_json, as_npz, wait_while_in_use, write_text
+from fedbench.core.files import as_csv, as_json, as_npz
+from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
@@ -31,7 +32,6 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, Measured, fairness
-from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
 from fedbench.runs.config import RunConfig, resolve
@@ -154,7 +154,6 @@ def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -
 REFERENCE = "(the reference of IPR and RSD)"
 MOST = 8  # classes that a line names
 HIGH, USUAL = 0.05, 0.001  # learning rates of Adam: one of SGD from which training fails, and torch's default
-DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
 def execute(run: RunConfig, purpose: str = "") -> Run:
@@ -363,11 +362,6 @@ def describe(
     folder.write(ENVIRONMENT, as_json(environment(str(setup.federation.device))))
     clients = setup.federation.clients
     folder.write_partition(partition, named(partition.statistics(dataset.y)[:clients], names))
-    if clients <= DRAWN:
-        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        write_text(
-            folder.path / "partition.svg", partition_svg(partition.label_counts(dataset.y)[:clients], title, names)
-        )
 
 
 def load_checkpoint(run: RunConfig, folder: RunFolder, setup: Setup) -> State | None:

@@ -50,7 +50,7 @@ SILENT = frozenset(  # what the code that decides numbers calls, and what decide
         "fedbench.core.cache:cached_arrays",
         "fedbench.core.errors:is_out_of_memory",
         "fedbench.core.errors:unknown",
-        "fedbench.core.files:load_npz",
+        "fedbench.core.checked:load_npz",
         "fedbench.core.source:digest",
         "fedbench.engine.hooks:HookError",
     )

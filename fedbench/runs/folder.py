@@ -16,20 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.checked import MANIFEST, ChecksummedFolder
 from fedbench.core.errors import FedbenchError, FolderInUse
-from fedbench.core.files import (
-    MANIFEST,
-    ChecksummedFolder,
-    FolderLock,
-    as_csv,
-    as_json,
-    as_npz,
-    checksum,
-    make_folder,
-    sweep,
-    write_bytes,
-    write_text,
-)
+from fedbench.core.files import as_csv, as_json, as_npz, checksum, make_folder, sweep, write_bytes, write_text
+from fedbench.core.locks import FolderLock
 from fedbench.engine.history import History, Labels
 from fedbench.metrics import Tally
 from fedbench.runs.fingerprint import changed
@@ -44,7 +34,7 @@ if TYPE_CHECKING:
 
 # The files of a run: their names, how each is written, and how they are read back.
 #
-# Every file is written atomically; those that are read back have checksums (fedbench.core.files).
+# Every file is written atomically; those that are read back have checksums (fedbench.core.checked).
 
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.safetensors"

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError, reason_of
-from fedbench.core.files import make_folder, wait_while_in_use, write_text
+from fedbench.core.files import make_folder, write_text
+from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds, result_line
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedbench.cli.program import main
 from fedbench.config import compose
-from fedbench.core.files import FolderLock
+from fedbench.core.locks import FolderLock
 from fedbench.data.datasets.own import ImageFolder, Npz
 from fedbench.data.files import unpack
 from fedbench.data.formats import read_idx, read_images, read_pickle

@@ -23,7 +23,7 @@ from joblib.externals.loky import get_reusable_executor
 import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
-from fedbench.core import files
+from fedbench.core import locks
 from fedbench.core.errors import DataMissing, FolderInUse
 from fedbench.core.signals import Stopped, asked, handled, held
 from fedbench.engine import checkpoint
@@ -166,7 +166,7 @@ def test_a_sweep_waits_for_what_another_process_makes(
         return execute(run, *rest, **more)
 
     monkeypatch.setattr(execution, "execute", in_use_at_first)
-    monkeypatch.setattr(files, "PATIENCE", 0.0)
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
     command = [*RUN, "protocol.rounds=1", f"runs_dir={tmp_path}"]
     assert main(["-m", *command, "seed=0,1"]) == 0
     assert caplog.messages.count("waiting for another process: run folder x is in use by process 7") == 1

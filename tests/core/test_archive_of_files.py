@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedbench.core import files
+from fedbench.core.checked import Archive
 from fedbench.core.errors import Damaged
-from fedbench.core.files import Archive
 from tests.helpers.damage import DAMAGES, tried
 
 CONTENT = {"rows.csv": files.as_csv([{"seed": 0, "acc": 12.5}]), "table.json": files.as_json({"name": "toy"})}

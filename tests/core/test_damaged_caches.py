@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.core import cache, files
+from fedbench.core import cache, checked
 from tests.helpers.damage import DAMAGES, damages
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", files.MANIFEST])
+@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", checked.MANIFEST])
 def test_prepared_arrays_heal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

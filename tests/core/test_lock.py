@@ -13,29 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core import files
+from fedbench.core import locks
 from fedbench.core.errors import FedbenchError, FolderInUse
 
 
 def test_who_comes_second_waits_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 0.01)
+    monkeypatch.setattr(locks, "PATIENCE", 0.01)
     order, asked, released = [], threading.Event(), threading.Event()
-    acquire = files.FolderLock.acquire
+    acquire = locks.FolderLock.acquire
 
-    def told(self: files.FolderLock) -> None:
+    def told(self: locks.FolderLock) -> None:
         if not released.is_set():
             asked.set()
             raise FolderInUse("another process holds it")
         acquire(self)
 
     def second() -> None:
-        with files.held(tmp_path):
+        with locks.held(tmp_path):
             order.append("second holds")
 
-    with files.held(tmp_path):
-        monkeypatch.setattr(files.FolderLock, "acquire", told)
+    with locks.held(tmp_path):
+        monkeypatch.setattr(locks.FolderLock, "acquire", told)
         waiting = threading.Thread(target=second)
         waiting.start()
         assert asked.wait(5)
@@ -53,9 +53,9 @@ def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
 ) -> None:
     """As a run that leaves nothing does with the empty folders above its own."""
     folder, removed = tmp_path / "a" / "b", []
-    acquire = files.FileLock.acquire
+    acquire = locks.FileLock.acquire
 
-    def late(self: files.FileLock, **options: bool) -> object:
+    def late(self: locks.FileLock, **options: bool) -> object:
         if ends and len(removed) == 3:
             return acquire(self, **options)
         folder.rmdir()
@@ -63,10 +63,10 @@ def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
         removed.append(folder)
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-    monkeypatch.setattr(files.FileLock, "acquire", late)
+    monkeypatch.setattr(locks.FileLock, "acquire", late)
     with contextlib.nullcontext() if ends else pytest.raises(FedbenchError, match=r"^cannot lock .*: No such file"):
-        files.FolderLock(folder).acquire()
-    assert len(removed) == (3 if ends else files.TRIES)
+        locks.FolderLock(folder).acquire()
+    assert len(removed) == (3 if ends else locks.TRIES)
 
 
 @pytest.fixture
@@ -75,19 +75,19 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    files._tell_of_no_locks.cache_clear()
+    locks._tell_of_no_locks.cache_clear()
 
 
 @pytest.mark.usefixtures("without_flock")
 def test_a_disk_without_locks_is_held_by_a_file_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lock = files.FolderLock(tmp_path)
+    lock = locks.FolderLock(tmp_path)
     lock.acquire()
     assert [each.name for each in tmp_path.iterdir()] == [".held"]
     with pytest.raises(FedbenchError, match=rf"in use by process {os.getpid()} on .* no locks: .*remove .*\.held"):
-        files.FolderLock(tmp_path).acquire()
+        locks.FolderLock(tmp_path).acquire()
     lock.release()
     assert not [*tmp_path.iterdir()]
-    with files.held(tmp_path):
+    with locks.held(tmp_path):
         assert (tmp_path / ".held").exists()
     assert len(caplog.messages) == 1, "once a process"
 
@@ -100,11 +100,11 @@ def test_what_a_killed_process_of_this_machine_left_there_is_taken(tmp_path: Pat
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert (tmp_path / ".held").exists()
-    files.FolderLock(tmp_path).acquire()
+    locks.FolderLock(tmp_path).acquire()
 
 
 @pytest.mark.usefixtures("without_flock")
 def test_what_a_process_of_another_machine_holds_is_not(tmp_path: Path) -> None:
     (tmp_path / ".held").write_text("1\nelsewhere\n17\n")
     with pytest.raises(FolderInUse, match="in use by process 1 on elsewhere;"):
-        files.FolderLock(tmp_path).acquire()
+        locks.FolderLock(tmp_path).acquire()

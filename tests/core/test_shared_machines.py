@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.core import cache, files
+from fedbench.core import cache, locks
 from fedbench.runs.execution import execute
 from tests.helpers.runs import FAST, config
 
@@ -42,7 +42,7 @@ def test_permissions_are_the_folder_s(
     root.chmod(given)
     monkeypatch.setenv("FEDBENCH_CACHE", str(root / "cache"))
     cache.cached_arrays("toy", lambda: {"x": np.zeros(3)})
-    with files.held(root / "held"):
+    with locks.held(root / "held"):
         assert (root / "held" / ".lock").stat().st_mode & 0o777 == contents
     assert modes(root) == ({folders}, {contents})
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedbench.core import cache, files
+from fedbench.core import cache, checked, files
+from fedbench.core.checked import Archive, CheckedFiles, ChecksummedFolder
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
-from fedbench.core.files import Archive, CheckedFiles, ChecksummedFolder
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
 from fedbench.papers import store
@@ -81,7 +81,7 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
         folder = ChecksummedFolder(Path(place), "make it again")
         folder.write(SEALED)
         whole = repr(READ[name](folder, name))
-        path = Path(place) / (files.MANIFEST if of_manifest else name)
+        path = Path(place) / (checked.MANIFEST if of_manifest else name)
         path.write_bytes(damage(path.read_bytes()))
         found = read_or_refused(path, lambda _: READ[name](folder, name), Damaged)
         assert found is None or repr(found) == whole
@@ -171,7 +171,7 @@ def test_any_table_of_a_version_without_checksums(place: tuple[Any, ...], value:
 
 
 @pytest.mark.slow
-@given(damages(), st.sampled_from(["x.npy", "empty.npy", files.MANIFEST]))
+@given(damages(), st.sampled_from(["x.npy", "empty.npy", checked.MANIFEST]))
 @tried(4)
 def test_any_cache_heals(damage: Damage, name: str) -> None:
     values = {"x": np.arange(12).reshape(3, 4), "empty": np.zeros((0, 2), np.uint8)}

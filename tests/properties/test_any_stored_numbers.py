@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fedbench.core import files
-from fedbench.core.files import ChecksummedFolder
+from fedbench.core import checked, files
+from fedbench.core.checked import ChecksummedFolder
 from fedbench.engine.history import History, Record
 from fedbench.metrics import Tally
 from tests.helpers.examples import tried
@@ -71,8 +71,6 @@ def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
     writes: list[dict[str, bytes]],
 ) -> None:
     """Stopped at any replacement of a file, every file is one of those written, and the last or the one before."""
-    from fedbench.core import files
-
     *before, last = writes
     known: dict[str, bytes] = {}
     for each in before:
@@ -90,7 +88,7 @@ def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
                 so_far.append(path)
                 files.write_bytes(path, content)
 
-            patch.setattr(files, "write_bytes", one)
+            patch.setattr(checked, "write_bytes", one)
             try:
                 folder.write(last)
             except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
 from fedbench.config.schema import CheckpointConfig, LocalConfig, OptimizerConfig, TestConfig
-from fedbench.core import files
+from fedbench.core import locks
 from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.partition import Partition, make_partition
@@ -259,7 +259,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     asleep = time.sleep
 
     def wait(seconds: float) -> None:
-        if seconds != files.PATIENCE:  # others wait too
+        if seconds != locks.PATIENCE:  # others wait too
             asleep(seconds)
             return
         waits.append(seconds)

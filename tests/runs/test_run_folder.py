@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedbench.core import files
+from fedbench.core import checked, files
 from fedbench.core.errors import Damaged, FedbenchError, FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz, read_csv, replacing, write_bytes, write_csv
 from fedbench.data.partition import Partition
@@ -308,10 +308,10 @@ READERS: dict[str, Callable[[RunFolder], Any]] = {
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
     "model.safetensors": lambda run: checkpoint.read_checkpoint(run.path / "model.safetensors"),
-    files.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
+    checked.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
 }
 PARTLY = (
-    files.MANIFEST,
+    checked.MANIFEST,
     "model.safetensors",
 )  # have bytes that say nothing, as spaces that fill up a header
 
@@ -339,25 +339,25 @@ def test_a_missing_client_is_one_clear_line(run: RunFolder) -> None:
     file.write_bytes(b"\n".join(whole.splitlines()[:-1]) + b"\n")
     with pytest.raises(Damaged, match=r"clients\.csv is damaged \(its checksum.*rm -r"):
         run.accuracies()
-    manifest = (run.path / files.MANIFEST).read_bytes()
-    (run.path / files.MANIFEST).unlink()  # as of an earlier version
+    manifest = (run.path / checked.MANIFEST).read_bytes()
+    (run.path / checked.MANIFEST).unlink()  # as of an earlier version
     with pytest.raises(Damaged, match=r"clients\.csv is damaged \(it does not hold as many clients as result\.json"):
         run.accuracies()
     file.write_bytes(whole)
-    (run.path / files.MANIFEST).write_bytes(manifest)
+    (run.path / checked.MANIFEST).write_bytes(manifest)
 
 
 def test_a_run_of_an_earlier_version_is_taken_as_it_is_and_said_so(
     run: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_told", [])
+    monkeypatch.setattr(checked, "_told", [])
     before = run.result(), run.accuracies().tolist()
-    manifest = (run.path / files.MANIFEST).read_bytes()
-    (run.path / files.MANIFEST).unlink()
+    manifest = (run.path / checked.MANIFEST).read_bytes()
+    (run.path / checked.MANIFEST).unlink()
     caplog.set_level(logging.WARNING)
     assert (run.result(), run.accuracies().tolist()) == before
     assert [record.message.count("checksums.json") for record in caplog.records] == [1]
-    (run.path / files.MANIFEST).write_bytes(manifest)
+    (run.path / checked.MANIFEST).write_bytes(manifest)
 
 
 def test_a_run_killed_just_before_its_result_starts_clean(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_run_killed_just_before_its_result_starts_clean(tmp_path: Path) -> Non
         folder.finish({"clients": 1})
     (folder.path / RESULT).unlink()
     with RunFolder(tmp_path, DAMAGED_KEY, DAMAGED_LABELS) as again:
-        assert not (again.path / files.MANIFEST).exists()
+        assert not (again.path / checked.MANIFEST).exists()
 
 
 # Files are written whole or not at all, digit by digit, beside the versions and the commit they come from.

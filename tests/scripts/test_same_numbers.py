@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core.files import Archive
+from fedbench.core.checked import Archive
 from fedbench.methods.fedprox import FedProx
 from scripts import same_numbers
 from scripts.same_numbers import SMALL, compare, numbers

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from fedbench.config.fields import at_least, finite, one_of, positive
 from fedbench.config.schema import TASKS, added
 from fedbench.core.cache import Arrays, cached_arrays, source_key
+from fedbench.core.checked import load_npz
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
-from fedbench.core.files import load_npz
 from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
 from fedbench.data.files import data_dir
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images

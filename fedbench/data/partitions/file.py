@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.checked import load_npz
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
-from fedbench.core.files import load_npz
 from fedbench.data import authors
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool

@@ -14,7 +14,7 @@ import pytest
 
 from fedbench.cli import program, runs
 from fedbench.config import groups
-from fedbench.core import files
+from fedbench.core import checked
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
 from fedbench.papers import figure_plan as plan
@@ -125,9 +125,9 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert (len(found), tables) == (3, [])
     assert runs.find_folders([str(found[1]), str(two_runs), str(two_runs)])[0] == [found[1], found[0], found[2]]
     fedsac = next(folder for folder in found if "fedsac" in str(folder))
-    assert list(runs.run_figures(fedsac)) == ["gain", "collaboration", "clients"]
+    assert list(runs.run_figures(fedsac)) == ["gain", "collaboration", "partition", "clients"]
     local = next(folder for folder in found if "local" in str(folder))
-    assert list(runs.run_figures(local)) == ["clients"], "nothing to gain over itself"
+    assert list(runs.run_figures(local)) == ["partition", "clients"], "nothing to gain over itself"
     both = runs.comparison_figures(found)
     names = [text.get_text() for text in both["curves"].legends[0].get_texts()]
     assert sorted(names) == ["fedavg", "fedsac", "local"]
@@ -292,13 +292,13 @@ def test_figures_of_a_scale_are_written_while_their_folder_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share an archive, and commands for two of them may run at once."""
-    held, write = [], files.Archive.write
+    held, write = [], checked.Archive.write
 
-    def watched(self: files.Archive, *given: Any) -> None:
+    def watched(self: checked.Archive, *given: Any) -> None:
         held.append((self.place.parent / ".lock").is_file())
         write(self, *given)
 
-    monkeypatch.setattr(files.Archive, "write", watched)
+    monkeypatch.setattr(checked.Archive, "write", watched)
     monkeypatch.setattr(plan, "draw_figure", lambda *_: None)
     given = SimpleNamespace(
         changed=(), seeds=(0,), scale="quick", spec=plan.load_figure_spec("fedsac_f7"), command=str, keys=str

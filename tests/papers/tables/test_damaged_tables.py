@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.core import files
+from fedbench.core import checked, files
 from fedbench.core.errors import Damaged
 from fedbench.papers import recorded, store
 from fedbench.papers.spec import parse_spec
@@ -68,7 +68,7 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypa
             write(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "write_bytes", one)
+            patch.setattr(checked, "write_bytes", one)
             with contextlib.suppress(KeyboardInterrupt):
                 store.save_table(folder, TableResult(stored.spec, (other,)), store.read_rows(folder))
         ends.add(store.read_table(folder).cells[0].values)
