@@ -24,22 +24,24 @@ from fedbench.methods.sosicfl import model_at, without_regions
 from fedbench.models.task import Task
 
 
-def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
-    """The recorders that a config's `record` lists; a number alone is a further round of the entry before it.
+def parse(entries: Sequence[str], rounds: int) -> tuple[Recorder, ...]:
+    """The recorders that the `record` of a run of `rounds` lists; a number alone is a further round of the entry before it.
 
     Raises:
         UnknownName: no such recorder.
-        ConfigError: a round that is no number, or without a recorder, or a recorder named twice.
+        ConfigError: a round that is no number or not there, or without a recorder, or a recorder named twice.
     """
-    rounds: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {}
     for entry in map(str, entries):
-        name, _, first = (f"{list(rounds)[-1]}@{entry}" if entry.isdigit() and rounds else entry).partition("@")
+        name, _, first = (f"{list(found)[-1]}@{entry}" if entry.isdigit() and found else entry).partition("@")
         if first and not first.isdigit():
             raise ConfigError(f"record={entry}: rounds are numbers, as in record=[{name}@1,50,100]")
-        if name in rounds and not entry.isdigit():
+        if name in found and not entry.isdigit():
             raise ConfigError(f"record: '{name}' is named twice; list its rounds, as in record=[{name}@1,50]")
-        rounds.setdefault(name, []).extend([int(first)] if first else [])
-    return tuple(RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in rounds.items())
+        if first and not 1 <= int(first) <= rounds:
+            raise ConfigError(f"record={name}@{first}: the run has rounds 1 to {rounds}")
+        found.setdefault(name, []).extend([int(first)] if first else [])
+    return tuple(RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in found.items())
 
 
 def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:

@@ -156,7 +156,7 @@ class RunConfig:
             return ()
         from fedbench import recorders  # which knows methods that have something to look at
 
-        return recorders.parse(self.settings.record)
+        return recorders.parse(self.settings.record, self.protocol.rounds)
 
     @cached_property
     def local(self) -> RunConfig | None:

@@ -127,7 +127,7 @@ def test_recorders_look_at_what_clients_of_all_kinds_have(tmp_path: Path) -> Non
     setup = build(run)
     for name in {*RECORDERS} - SEVERAL:
         with pytest.raises(ConfigError, match=f"^record={name} compares clients of one modality, here are 2"):
-            check(parse([name])[0], setup)
+            check(parse([name], 1)[0], setup)
 
 
 ROWS = [row.label for row in spec.load_spec("fedsac_t2").rows]

@@ -126,7 +126,7 @@ def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Pa
     kept = {"record/similarity/round": np.array([2, 5]), "positions": np.zeros(3)}
     again = plan.with_recorders(one, kept, force=True)
     assert again.config.settings.force
-    assert again.config.recorders == parse(["similarity@2", "5"])
+    assert again.config.recorders == parse(["similarity@2", "5"], again.config.protocol.rounds)
 
 
 def test_a_figure_of_one_seed_runs_and_names_one(tmp_path: Path) -> None:
