@@ -25,7 +25,7 @@ from fedbench.models.task import Task
 
 
 def parse(entries: Sequence[str], rounds: int) -> tuple[Recorder, ...]:
-    """The recorders that the `record` of a run of `rounds` lists; a number alone is a further round of the entry before it.
+    """The recorders that `record` of a run of `rounds` lists; a number alone is another round of the entry before it.
 
     Raises:
         UnknownName: no such recorder.
@@ -38,10 +38,12 @@ def parse(entries: Sequence[str], rounds: int) -> tuple[Recorder, ...]:
             raise ConfigError(f"record={entry}: rounds are numbers, as in record=[{name}@1,50,100]")
         if name in found and not entry.isdigit():
             raise ConfigError(f"record: '{name}' is named twice; list its rounds, as in record=[{name}@1,50]")
-        if first and not 1 <= int(first) <= rounds:
-            raise ConfigError(f"record={name}@{first}: the run has rounds 1 to {rounds}")
         found.setdefault(name, []).extend([int(first)] if first else [])
-    return tuple(RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in found.items())
+    recorders = [RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in found.items()]
+    for name, done in ((each.name, done) for each in recorders for done in each.rounds):
+        if not 1 <= done <= rounds:
+            raise ConfigError(f"record={name}@{done}: the run has rounds 1 to {rounds}")
+    return tuple(recorders)
 
 
 def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:

@@ -245,7 +245,7 @@ TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
 
 
 def run_figures(folder: Path) -> Figures:
-    """Return gain over Local by client, collaboration matrix, partition and map of clients, as far as it has them."""
+    """Return gain over Local, collaboration matrix, partition and map of clients, as far as the run has them."""
     run = Run(folder)
     row, *_ = run.row, run.rounds, run.config  # the latter for `comparison_figures`: damaged, they stop only this run
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
@@ -255,7 +255,7 @@ def run_figures(folder: Path) -> Figures:
         found["gain"] = runs.gain_bars(gain, title, run.names)
     if run.W is not None:
         found["collaboration"] = runs.collaboration_matrix(run.W, title, run.names)
-    found["partition"] = runs.partition_bubbles(run.label_counts, title)
+    found["partition"] = runs.partition_bubbles(run.label_counts, title, run.names)
     found["clients"] = runs.client_map(run.label_counts, run.W, title, run.names)
     return found
 

@@ -2,7 +2,7 @@
 
 If a writer is killed, a reader sees the whole previous version of a file or the whole new one. Files get the
 permissions of their folder, independent of the umask, so a group that shares the folder can read and continue them.
-Files that are read back have checksums: see fedbench.core.checked.
+fedbench.core.checked adds checksums to files that are read back.
 """
 
 from __future__ import annotations

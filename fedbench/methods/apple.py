@@ -11,7 +11,7 @@ their mean are much smaller than those of one network. The gradient of c_k has t
 w by its square. PFLlib multiplies the learning rate by N to compensate, and uses means over entries in p's gradient.
 Neither is offered here, nor is a limit on the number of cores that a client receives.
 Deviation: p^k is stepped by the protocol's optimiser. Its gradient is scaled by `p_lr` over the optimiser's rate, so
-plain SGD steps at `p_lr`; its weight decay is of p^k - p^0.
+plain SGD steps at `p_lr`. Weight decay is of p^k - p^0.
 Each client downloads N models, so the method suits few clients. It also receives its own number and p^0.
 Batch normalisation: cores have no running statistics. w has its own, which stay on the client.
 """

@@ -130,10 +130,12 @@ def _called(names: Sequence[str], client: int) -> str:
     return str(names[client] if len(names) else client)[:20]
 
 
-def partition_bubbles(counts: NDArray[Any], title: str = "") -> Figure:
+def partition_bubbles(counts: NDArray[Any], title: str = "", names: Sequence[str] = ()) -> Figure:
     """Draw the samples of each class on each client, `counts` [N, K]."""
     figure, ((axis,),) = style.panels(height=2.9)
     style.draw_label_counts(axis, counts, title)
+    if len(names):
+        _name_clients(np.arange(len(counts)), names, axis.xaxis)
     return figure
 
 

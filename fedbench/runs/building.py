@@ -57,6 +57,8 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
             f"partition {partition.label} colours images of one channel or three, {dataset.name} has "
             f"{dataset.shape[0]}; choose partition.level=4 or less"
         )
+    if partition.looks is not None and partition.rotation is not None:  # which of them is first would matter
+        raise ConfigError(f"partition {partition.label} has the arrays rotation and looks; give one of them")
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
     check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)

@@ -90,6 +90,7 @@ BAD = [
     (["wandb.tags=a"], "wandb.tags is a list; write wandb.tags=[a]"),
     (["method=3"], "method=3: an option has a name; choose one: method=NAME"),
     (["~method"], "write method=VALUE"),
+    (["~protocol.rounds"], "write protocol.rounds=VALUE"),
     (["runs_dir=${nowhere}"], "nowhere"),
     (["seed=???"], "seed"),
     (["partition=dir0"], "partition.alpha must be positive"),

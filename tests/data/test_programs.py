@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedbench.data.federation import Federation, turned
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.base import Assignment, Pool
 from fedbench.papers import spec
+from fedbench.runs.building import build as setup_of
 from fedbench.runs.config import resolve
 
 
@@ -291,6 +293,16 @@ def test_what_does_not_fit_is_refused() -> None:
         drawn("concept_shift_code", [0, 1, 2] * 50)
     with pytest.raises(ConfigError, match="draw must lie in"):
         build("homo_fedsac", draw=2**32)
+
+
+def test_a_split_file_that_turns_images_in_two_ways_is_refused(tmp_path: Path) -> None:
+    lists = {f"{name}_{client}": np.arange(20) + 40 * client + 20 * place for client in (0, 1) for place, name in
+             enumerate(("train", "test"))}  # fmt: skip
+    ways = {"rotation": np.zeros(2), "looks": np.zeros((2, 10, 2))}
+    np.savez(tmp_path / "split.npz", **lists, **ways)
+    chosen = ["dataset=synthetic", "dataset.train=80", "dataset.test=20", "method=fedavg", "partition=file"]
+    with pytest.raises(ConfigError, match="has the arrays rotation and looks; give one of them"):
+        setup_of(resolve(compose([*chosen, f"partition.path={tmp_path / 'split.npz'}"])))
 
 
 def test_columns_on_an_authors_draw_name_it_and_leave_it_open() -> None:

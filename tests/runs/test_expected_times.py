@@ -47,6 +47,15 @@ def seconds(*overrides: str, place: Path) -> float:
     return 2 * (4 * steps + estimate.scored_batches(setup, run) / 3)
 
 
+def test_few_setups_are_kept_as_each_holds_its_samples(tmp_path: Path) -> None:
+    times = estimate.RunTimes()
+    configs = [config(tmp_path, *SMALL, "method=fedavg", f"partition=dir0.{k}") for k in range(1, estimate.SETUPS + 2)]
+    built = [times.setup(each) for each in configs]
+    assert times.setup(configs[-1].changed(seed=1)).federation is built[-1].federation, "seeds share it"
+    assert times.setup(configs[1]).federation is built[1].federation, "and the last ones are kept"
+    assert times.setup(configs[0]).federation is not built[0].federation
+
+
 @pytest.mark.slow
 def test_a_run_tells_its_own_time_and_that_of_the_local_that_it_lacks(told: Told, tmp_path: Path) -> None:
     each = seconds("method=fedavg", place=tmp_path / "other")

@@ -252,7 +252,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     assert chosen.local is not None
     reference = execution.folder_of(chosen.local)
     holder = (
-        "import time; from pathlib import Path; from fedbench.core.files import FolderLock\n"
+        "import time; from pathlib import Path; from fedbench.core.locks import FolderLock\n"
         f"lock = FolderLock(Path({str(reference.path)!r})); lock.acquire(); print('held', flush=True); time.sleep(60)"
     )
     waits: list[float] = []
