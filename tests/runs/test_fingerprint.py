@@ -195,7 +195,7 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
         "fedbench.data.datasets",
         "fedbench.data.formats",
     ),  # their outcome is hashed itself
-    *(f"fedbench.core.{name}" for name in ("cache", "errors", "files", "signals", "source")),
+    *(f"fedbench.core.{name}" for name in ("cache", "checked", "errors", "files", "locks", "signals", "source")),
     *("fedbench.plots", "fedbench.recorders", "fedbench.runs", "fedbench.engine.history"),
     *(
         f"fedbench.engine.{name}" for name in ("hardware", "timing", "contract")
