@@ -206,6 +206,7 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
 CHOOSING = {  # what refuses, or chooses an engine; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
     Definition("fedbench.engine.setup", "first_round_inputs"),
+    Definition("fedbench.engine.stacked", "capture_for"),
     Definition("fedbench.engine.workers", "available_workers"),
     Definition("fedbench.sample_metrics", "check_measures"),  # refuses
     Definition("fedbench.sample_metrics", "known"),

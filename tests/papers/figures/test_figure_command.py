@@ -134,7 +134,7 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert program.main(["plot", str(fedsac), f"out={tmp_path}", "formats=svg"]) == 0
     written = capsys.readouterr().out.split()
     assert all(Path(f"{path}.svg").is_file() for path in written)
-    assert len(written) == 5
+    assert len(written) == 6
     twin = shutil.copytree(fedsac, tmp_path.joinpath("elsewhere", *fedsac.resolve().parts[-3:]))
     assert program.main(["plot", str(fedsac), str(twin), f"out={tmp_path}", "formats=svg"]) == 0
     again = capsys.readouterr().out.split()
