@@ -13,15 +13,16 @@ model is scored. `baseline` sets theta_i:
 
 The server adds up in P_in the w_n that client i reports of other clients n. It sends the M models of the highest P_in
 and breaks ties at random. To explore, each candidate gets a random rank with probability epsilon, which falls by
-`decay` a round. The candidates are the latest uploads of all clients.
+`decay` a round. The candidates are the latest uploads of all clients that have uploaded.
 Validation samples are the protocol's (protocol.test.val_fraction; .2 in pFedSim's comparison). Without them the
 training samples serve; a client that fits its own training samples then finds no better model and stays alone. They are
 held out once and never trained on, as in the authors' code and in the version of FL-bench that pFedSim uses (9382b2c).
 A later FL-bench draws them anew in each round. FL-bench does not explore (epsilon=0). Its candidates are the clients of
 the round before, including the client itself if it took part.
 
-Each client downloads M models and uploads one. If there are fewer other clients, copies of its own model fill the
-places and have weight zero. In models of other clients the `private` leaves are those that the client trained last.
+Each client downloads M models and uploads one. If there are fewer candidates, copies of the client's own latest upload
+fill the places and have weight zero. In models of other clients the `private` leaves are those that the client trained
+last.
 Batch normalisation: statistics are combined like weights, but the norm does not include them.
 """
 
@@ -86,7 +87,7 @@ def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
 class FedFomo(Method):
     """Clients combine other clients' models by how much these help on their validation samples.
 
-    Server: model/* [N, ...]; P [N, N]
+    Server: model/* [N, ...]; P [N, N]; uploaded [N], whether the client ever did
     Memory: * [N, ...], the latest trained; before/* [N, ...] if baseline is before, what that began with
     Message: peer/* [M, ...]; reported/peers [M]
     Upload: * [...]; reported/peers [M]; reported/weights [M]
@@ -118,20 +119,23 @@ class FedFomo(Method):
         if self.baseline == "before":
             memory = trees.join(before=own)
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
-        return {**server, "P": P}, {**own, **memory}
+        uploaded = torch.zeros(population.clients, dtype=torch.bool)
+        return {**server, "P": P, "uploaded": uploaded}, {**own, **memory}
 
     # ---- server
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client M models [C, M, ...] and the ids of their clients [C, M]."""
-        peers = self.peers(server["P"].cpu(), cohort)
+        peers = self.peers(server["P"].cpu(), server["uploaded"].cpu(), cohort)
         stored = trees.under(server, "model")
         flat = trees.take(stored, peers.flatten())
         models = {name: leaf.reshape(*peers.shape, *leaf.shape[1:]) for name, leaf in flat.items()}
         return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
 
-    def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
+    def peers(self, P: Tensor, uploaded: Tensor, cohort: Cohort) -> Tensor:
         """Return the ids [C, M] of the highest in the cohort's rows of P [N, N], its own where there are no others.
+
+        Only clients that have uploaded a model are sent (`uploaded`, bool [N]).
 
         Ties are broken by lot, and with probability epsilon a candidate's rank is drawn.
         """
@@ -145,7 +149,7 @@ class FedFomo(Method):
         rank = torch.where(explored, lot * len(P), rank)
         served = torch.zeros(len(P), dtype=torch.bool).index_fill(0, cohort.served, True)
         own = cohort.ids.unsqueeze(1)
-        rank = rank.masked_fill(~served | (torch.arange(len(P)) == own), torch.inf)
+        rank = rank.masked_fill(~served | ~uploaded | (torch.arange(len(P)) == own), torch.inf)
         best = rank.topk(min(self.M, len(P) - 1), dim=1, largest=False)
         return torch.where(best.values.isinf(), own, best.indices)
 
@@ -154,7 +158,8 @@ class FedFomo(Method):
         models = trees.plain(uploads)
         ids = sent(cohort.ids, server["P"].device)
         rows = server["P"][ids].scatter_add(1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64))
-        return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows})
+        uploaded = torch.ones_like(ids, dtype=torch.bool)
+        return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows, "uploaded": uploaded})
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         """Return P where positive, a row's sum one; without any, the identity's."""

@@ -746,21 +746,23 @@ def test_fedremas_ties_are_cut_in_the_clients_order() -> None:
 def test_rounds_of_fedfomo(baseline: str) -> None:
     """Weights of the models that help on validation samples, added up in P; the best known are sent next.
 
+    Models that were never uploaded are not sent. Where there are too few others, the client's own fills their places.
     Compared with what a client began to train from, its own trained model helps too, or does not.
     """
     chosen, found = played(FedFomo(M=2, epsilon=0.0, baseline=baseline), rounds=6)
     data = [samples(chosen, k) for k in FOUR]
     held = [chosen.federation.gather(chosen.federation.validation_indices(k)) for k in FOUR]
     stored, began, P = [initial(chosen)] * 4, [initial(chosen)] * 4, np.zeros((4, 4))
-    own_weights = []
+    own_weights, known = [], set[int]()
     for each in found:
         trained = {}
         for i, k in enumerate(each.ids):
             peers = each.message["reported/peers"][i].tolist()
-            others = sorted((j for j in FOUR if j != k), key=lambda j: -P[k, j])
-            assert len(set(peers)) == 2
-            assert k not in peers
-            assert sorted(P[k, peers]) == sorted(P[k, others[:2]])
+            others = sorted((j for j in known if j != k), key=lambda j: -P[k, j])
+            sent_others = [j for j in peers if j != k]
+            assert len({*sent_others}) == len(sent_others) == min(2, len(others))
+            assert sorted(P[k, sent_others]) == sorted(P[k, others[:2]])
+            assert known.issuperset(sent_others)
             for place, j in enumerate(peers):
                 same({n: each.message[f"peer/{n}"][i, place] for n in PARAMETERS}, stored[j])
             theta, candidates = (stored[k], peers) if baseline == "trained" else (began[k], [*peers, k])
@@ -769,6 +771,8 @@ def test_rounds_of_fedfomo(baseline: str) -> None:
                 apart = float(np.linalg.norm(flat(stored[j]) - flat(theta)))
                 gain = float(loss_on(held[k])(theta)) - float(loss_on(held[k])(stored[j]))
                 weights.append(gain / apart if apart > 0 else 0.0)
+            if baseline == "before":  # its own competes once
+                weights[:2] = [0.0 if j == k else weight for j, weight in zip(peers, weights, strict=False)]
             positive = [max(0.0, value) for value in weights]
             start = theta
             if sum(positive) > 0:
@@ -781,7 +785,9 @@ def test_rounds_of_fedfomo(baseline: str) -> None:
                 P[k, j] += value
         same({n: each.uploads[n] for n in PARAMETERS}, stacked([trained[k] for k in each.ids]))
         stored = [trained.get(k, stored[k]) for k in FOUR]
-        same(each.server, {**joined(model=stacked(stored)), "P": torch.from_numpy(P)})
+        known |= {*each.ids}
+        uploaded = torch.tensor([k in known for k in FOUR])
+        same(each.server, {**joined(model=stacked(stored)), "P": torch.from_numpy(P), "uploaded": uploaded})
         kept = {} if baseline == "trained" else joined(before=stacked(began))
         same(each.memory, {**stacked(stored), **kept})
         same(each.scored, stacked(stored))

@@ -174,23 +174,28 @@ def test_draws_of_the_simplex_and_of_the_ball_point_by_point() -> None:
 
 @pytest.mark.parametrize(("epsilon", "round_"), [(0.0, 0), (1.0, 0), (0.5, 2), (0.3, 6)])
 def test_whose_models_fedfomo_sends_by_loops(epsilon: float, round_: int) -> None:
-    """By P, ties by lot; where a candidate is explored, its rank is its lot; nobody's own, nobody of other servers."""
+    """By P, ties by lot; where a candidate is explored, its rank is its lot; nobody's own, nobody of other servers.
+
+    Nor a client that has uploaded nothing.
+    """
     method = FedFomo(M=3, epsilon=epsilon, decay=0.05)
     chosen = setup(method, federation((5,) * 7))
     P = torch.tensor(np.random.default_rng(0).integers(0, 3, (7, 7)), dtype=torch.float64)
     ids, served = torch.tensor([1, 4, 6]), torch.tensor([0, 1, 3, 4, 5, 6])
     cohort = dataclasses.replace(chosen.cohort(ids, Clock(round_, 9)), served=served)
-    found = method.peers(P, cohort)
+    uploaded = torch.arange(7) != 3
+    found = method.peers(P, uploaded, cohort)
     generator = chosen.cohort(ids, Clock(round_, 9)).generator
     lot = torch.rand(3, 7, generator=generator, dtype=torch.float64)
     explored = torch.rand(3, 7, generator=generator) < epsilon - 0.05 * round_
     for i, k in enumerate(ids.tolist()):
         order = sorted(range(7), key=lambda j: (-float(P[k, j]), float(lot[i, j])))
         rank = {j: float(lot[i, j]) * 7 if explored[i, j] else order.index(j) for j in range(7)}
-        able = [j for j in served.tolist() if j != k]
+        able = [j for j in served.tolist() if j not in (k, 3)]
         assert found[i].tolist() == sorted(able, key=lambda j: rank[j])[:3]
     few = dataclasses.replace(chosen.cohort(ids, Clock(0, 9)), served=torch.tensor([1, 4]))
-    assert FedFomo(M=3, epsilon=0.0).peers(P, few).tolist()[0] == [4, 1, 1], "its own where there are no others"
+    sent = FedFomo(M=3, epsilon=0.0).peers(P, uploaded, few).tolist()
+    assert sent[0] == [4, 1, 1], "its own where there are no others"
 
 
 def test_apples_pull_over_the_rounds() -> None:
