@@ -44,7 +44,8 @@ class Dataset:
     domain: Ints | None = None  # [n], for data sets made of several domains, or of clients' own samples
     names: tuple[str, ...] = ()  # of the domains, if each is a client
     part: NDArray[np.int8] | None = None  # [n], place in PARTS of each sample, if the data give it
-    # of a table, whose x is raw and may hold nan: the categories of each column, from 0; (): a numeric column
+    rows: Ints | None = None  # [n], the place of each sample in the user's data, if that is another
+    # of a table, whose x is raw, may be float64 and hold nan: the categories of each column, from 0; (): a numeric one
     columns: tuple[tuple[str, ...], ...] = ()
     inputs: tuple[str, ...] = ()  # names of its columns
     estimates: bool = False  # true: mean and std are computed from the samples that clients train on
@@ -64,7 +65,7 @@ class Dataset:
         if self.x.ndim != 4 or 0 in self.x.shape:
             return [f"images must be a non-empty [n, C, H, W], got shape {self.x.shape}"]
         faults = []
-        if self.x.dtype not in (np.uint8, np.float32):
+        if self.x.dtype not in (np.uint8, np.float32) and not (self.columns and self.x.dtype == np.float64):
             faults.append(f"images must be uint8 or float32, got {self.x.dtype}")
         if self.y.shape != (n,) or self.y.dtype != np.int64:
             faults.append(f"labels must be int64 [{n}], got {self.y.dtype} {self.y.shape}")
@@ -178,7 +179,7 @@ def reduced(data: Dataset, limit: int) -> Dataset:
     if 2 * len(np.unique(trained[spread(data.num_train, limit)])) <= len(np.unique(trained)) <= limit:
         order = np.lexsort((data.y, order >= data.num_train))
     index = np.sort(order[np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])])
-    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "part", "text", "target")}
+    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "part", "rows", "text", "target")}
     kept_rows = {name: rows[index] for name, rows in fields.items() if rows is not None}
     return dataclasses.replace(data, num_train=limit, **kept_rows)
 

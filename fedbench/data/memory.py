@@ -112,7 +112,9 @@ def _array(values: Any, name: str) -> NDArray[Any]:
 
     if np.ma.is_masked(values):
         raise ConfigError(f"data: {name} has masked entries; fill them, or leave these samples out")
-    if isinstance(values, Sequence) and len(values):
+    if isinstance(values, Sequence) and any(each is None for each in values):
+        values = pd.Series(values, dtype=object).to_numpy()  # NumPy writes None among words as one
+    elif isinstance(values, Sequence) and len(values):
         values = [plain(each) for each in values]
         if len({each.shape for each in values}) > 1:
             raise ConfigError(f"data: {name} has parts of different shapes, as {values[0].shape}; make them alike")
@@ -122,8 +124,15 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     if name == "x" and array.dtype == object and all(isinstance(each, (Real, np.bool_)) for each in array.flat):
         return array.astype(np.float64)
     if name == "x":
-        raise ConfigError(f"data: x holds {array.reshape(-1)[0]!r}; give numbers, or a table with names of columns")
-    return np.where(pd.isna(array), "", array.astype(np.str_))
+        odd = next((each for each in array.flat if not isinstance(each, (Real, np.bool_))), array.reshape(-1)[0])
+        raise ConfigError(f"data: x holds {odd!r}; give numbers, or a table with names of columns")
+    missing = np.asarray(pd.isna(array))
+    if name == "y" and missing.any():
+        raise ConfigError(
+            f"data: {missing.sum()} of {len(array)} labels, the first at {missing.argmax()}, are missing; leave these "
+            "samples out"
+        )
+    return np.where(missing, "", array.astype(np.str_))
 
 
 def plain(values: Any) -> NDArray[Any]:

@@ -154,15 +154,13 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     origin = f"{dataset.name}-{dataset.fingerprint}"
     part = None if dataset.part is None else dataset.part[index]
     tested = len(index) - dataset.num_train if pooled else 0
-    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin, part, tested, seed)
+    labels = np.asarray(dataset.y[index])
+    pool = Pool(index, labels, dataset.classes, domain, origin, part, dataset.rows, tested, seed)
     assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
     train, tests = _train_test(assignment, test, spec.label, seed)
     val: Sequence[Ints] | None = assignment.val
-    if val is None and assignment.shared:  # who holds a sample that one client validates on does so too
-        _, (held,) = _split([np.unique(np.concatenate(train))], test.val_fraction, seed, spec.label, "val")
-        train, val = ([part[np.isin(part, held) == kept] for part in train] for kept in (False, True))
-    elif val is None:
-        train, val = _split(train, test.val_fraction, seed, spec.label, "val")
+    if val is None:
+        train, val = _split(train, test.val_fraction, seed, spec.label, "val", shared=assignment.shared)
     partition = Partition(
         label=spec.label,
         seed=seed,
@@ -208,13 +206,23 @@ def _train_test(
         return assignment.train, assignment.test
     if assignment.clients is None:
         raise ConfigError(f"partition {label} assigned neither clients nor train and test sets")
-    return _split(assignment.clients, 0.0 if test.sets == "global" else test.fraction, seed, label, "test")
+    fraction = 0.0 if test.sets == "global" else test.fraction
+    return _split(assignment.clients, fraction, seed, label, "test", shared=assignment.shared)
 
 
-def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> tuple[list[Ints], list[Ints]]:
-    """Return (kept, held out) samples of each client: `held_out(n, fraction)` random ones of its n are held out."""
+def _split(
+    clients: Sequence[Ints], fraction: float, seed: int, *keys: str, shared: bool = False
+) -> tuple[list[Ints], list[Ints]]:
+    """Return (kept, held out) samples of each client: `held_out(n, fraction)` random ones of its n are held out.
+
+    `shared`: clients hold the same samples, so they are held out of all clients' samples, for all who hold them.
+    """
     if fraction == 0:
         return [*clients], [np.zeros(0, dtype=np.int64)] * len(clients)
+    if shared:
+        _, (chosen,) = _split([np.unique(np.concatenate(clients))], fraction, seed, *keys)
+        inside, outside = ([part[np.isin(part, chosen) == yes] for part in clients] for yes in (True, False))
+        return outside, inside
     kept, held = [], []
     for client, samples in enumerate(clients):
         count = held_out(len(samples), fraction)

@@ -41,8 +41,8 @@ def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
     """Return a run's samples and its partition."""
     dataset = fingerprint.load_data(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    seen = partition.train[: run.protocol.seen(len(partition))]
-    return fitted(dataset, np.concatenate(seen)), partition
+    clients = run.model.dealt(partition)[0].train
+    return fitted(dataset, np.concatenate(clients[: run.protocol.seen(len(clients))])), partition
 
 
 def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:

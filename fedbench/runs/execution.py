@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
-from fedbench.core.errors import CheckpointError, FedbenchError, Stale
+from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, Stale
 from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
+from fedbench.data.datasets.own import OwnData
 from fedbench.data.partition import Partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import pick_trainer
@@ -220,7 +221,8 @@ def experiment(
     whole = set_up(run, dataset, partition)
     setup = whole.seen
     check_rounds(run, setup)
-    names = client_names(dataset, partition)
+    dealt, _ = run.model.dealt(partition)
+    names = client_names(dataset, dealt)
     tell_of_clients(run, setup, dataset, names)
     if not begun:
         check_hooks(setup)
@@ -243,7 +245,7 @@ def experiment(
         saved_state = load_checkpoint(run, folder, setup) if begun else None
         if saved_state is None:  # from here on nothing refuses the run, and an earlier one may go
             folder.clear()
-        describe(run, folder, setup, run.model.dealt(partition)[0], dataset, names)
+        describe(run, folder, setup, dealt, dataset, names)
         if saved_state is None:
             folder.begin()
         done = 0 if saved_state is None else saved_state.round
@@ -278,6 +280,11 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     """Refuse a recorder that does not fit; warn of what the config names and the run does not use."""
     for recorder in run.recorders:
         check(recorder, setup)
+    if (run.protocol.score, run.protocol.test.sets) == ("trained", "common"):
+        raise ConfigError(
+            "protocol.test.sets=common scores the global model as clients receive it, protocol.score=trained none as "
+            "received; use protocol.score=received, or protocol.test.sets=local or global"
+        )
     rounds, every, late = run.protocol.rounds, run.protocol.eval_every, run.method.prepare_round
     optimizer = run.protocol.optimizer
     name, momentum, rate = optimizer.name, optimizer.momentum, f"protocol.optimizer.lr={optimizer.lr:g}"
@@ -337,10 +344,17 @@ def named(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str
 
 
 def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Sequence[str]) -> None:
-    """Log which clients of the data are left out, and that a mean over clients with few test samples is rough."""
+    """Log which clients and test split of the data play no part, and that a mean over few test samples is rough."""
+    where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
+    given = dataset.rows is None or dataset.part is not None  # the user's own test split, not a random fifth
+    pooled = run.protocol.test.pool and not run.partition.fixes_test
+    if isinstance(run.dataset, OwnData) and given and pooled and dataset.num_train < len(dataset):
+        fingerprint.warn_once(
+            f"{where}: protocol.test.pool=true deals the test samples of the data to clients like the others; "
+            "protocol.test.pool=false does not, and protocol.test.sets=global scores clients' models on them"
+        )
     if not names:
         return
-    where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
     if lost := [name for name in dataset.names if name not in {*names}]:
         told = ", ".join(lost[:MOST]) + (", ..." if len(lost) > MOST else "")
         fingerprint.warn_once(f"{where}: {len(lost)} of {len(dataset.names)} clients are left out, as they have no "

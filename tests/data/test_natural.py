@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedbench.data.datasets import own
 from fedbench.data.datasets.own import ImageFolder, Npz
 from fedbench.data.datasets.table import OwnTable, fitted
 from fedbench.data.partition import Partition, make_partition
+from fedbench.data.partitions.file import FileSplit
 from fedbench.data.partitions.natural import Natural
 from fedbench.runs.building import build, split_data
 from fedbench.runs.config import from_plain, resolve
@@ -135,6 +137,14 @@ def test_folders_of_folders_are_clients(where: str, tmp_path: Path) -> None:
     assert data.classes == 2
 
 
+def test_a_validation_folder_is_no_client(tmp_path: Path) -> None:
+    for split in ("Train", "val"):
+        (folder := tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(folder / "0.png")
+    with pytest.raises(FedbenchError, match="has the folders train, val; name them train and test"):
+        ImageFolder(path=str(tmp_path)).load()
+
+
 class Pairs(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return N
@@ -205,6 +215,68 @@ def test_a_column_says_what_is_for_testing(tmp_path: Path) -> None:
         assert len(found) == ((part == name) & (CLIENT != "north")).sum()
     for protocol in (Protocol(pool=not run.protocol.test.pool), Protocol(fraction=0.5, val_fraction=0.5)):
         assert make_partition(run.partition, data, protocol, 1).hash == split.hash, "as the data say, whatever"
+
+
+def test_a_split_file_numbers_the_rows_of_the_user(tmp_path: Path) -> None:
+    """Whatever the order in which they are kept: test samples come last, of the data or a fifth of each class."""
+    x = np.stack([np.arange(N), np.arange(N) % 7], axis=1).astype(np.float32)
+    parts = np.where(np.arange(N) % 4 == 0, "test", "train")
+    lists: dict[str, Any] = {
+        "train_0": np.arange(20, 30),
+        "test_0": np.arange(5),
+        "train_1": np.arange(30, 54),
+        "test_1": [19, 7],
+    }
+    np.savez(tmp_path / "split.npz", **lists)
+    options: tuple[dict[str, Any], ...] = ({}, {"split": parts})
+    for more in options:
+        np.savez(tmp_path / "own.npz", x=x, y=Y, **more)
+        data = loaded("dataset=npz", f"dataset.path={tmp_path / 'own.npz'}")
+        assert data.x[:, 0, 0, 0].tolist() != [*range(N)], "the order is another"
+        found = make_partition(FileSplit(path=str(tmp_path / "split.npz")), data, Protocol(), 0)
+        for name, rows in lists.items():
+            kept = getattr(found, name[:-2])[int(name[-1])]
+            assert sorted(data.x[kept, 0, 0, 0].tolist()) == sorted(rows), name
+        found.save(tmp_path / "kept.npz")  # which has the data's fingerprint
+        assert make_partition(FileSplit(path=str(tmp_path / "kept.npz")), data, Protocol(), 0).hash == found.hash
+        np.savez(tmp_path / "far.npz", **{**lists, "train_0": [3, N]})
+        with pytest.raises(ConfigError, match="names sample 54, which the data set, of 54, does not have"):
+            make_partition(FileSplit(path=str(tmp_path / "far.npz")), data, Protocol(), 0)
+
+
+def test_a_test_split_that_is_dealt_to_clients_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said, dealt = "protocol.test.pool=true deals the test samples", ("partition=homo", "partition.num_clients=3")
+    cases: list[tuple[str, dict[str, Any], tuple[str, ...], bool]] = [
+        ("a fifth of ours", {"x": X, "y": Y}, dealt, False),
+        ("x_test", {"x": X[:40], "y": Y[:40], "x_test": X[40:], "y_test": Y[40:]}, dealt, True),
+        ("split", {"x": X, "y": Y, "split": np.where(np.arange(N) % 4, "train", "test")}, dealt, True),
+        ("by client", {"x": X, "y": Y, "client": CLIENT, "split": given_parts()}, (), False),
+        ("apart", {"x": X[:40], "y": Y[:40], "x_test": X[40:], "y_test": Y[40:]},
+         (*dealt, "protocol.test.pool=false"), False),
+    ]  # fmt: skip
+    for name, given, overrides, told in cases:
+        caplog.clear()
+        np.savez(tmp_path / f"{name}.npz", **given)
+        fedbench.run(*SHORT, "dataset=npz", f"dataset.path={tmp_path / name}.npz", *overrides)
+        assert (said in caplog.text) == told, name
+
+
+def test_test_samples_of_other_clients_are_refused(tmp_path: Path) -> None:
+    apart: dict[str, Any] = {"x": X[:40], "y": Y[:40], "client": CLIENT[:40], "x_test": X[40:], "y_test": Y[40:]}
+    np.savez(tmp_path / "a.npz", **apart, client_test=np.repeat("east", 14))
+    with pytest.raises(FedbenchError, match="no client with training samples has a test sample of the data"):
+        fedbench.run(*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'a.npz'}")
+
+
+def test_clients_that_each_modality_repeats_have_no_names(tmp_path: Path) -> None:
+    """Every file has a line for each of them, and Local's are compared."""
+    chosen = ("model=mixed", "model.divide=each", "method=fedproto", "reference=local")
+    run = fedbench.run(
+        *SHORT, *chosen, "dataset.kind=image", data=(np.tile(X[:, None, None, :1], (1, 1, 16, 16)), Y, CLIENT)
+    )
+    kinds = len(resolve(compose(["model=mixed", "method=fedproto"])).model.networks)
+    assert len(run.clients) == 3 * kinds
+    assert len(read_csv(run.folder / "clients.csv")) == len(read_csv(run.folder / "partition.csv")) == 3 * kinds
 
 
 def test_small_and_large_clients_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -421,6 +493,11 @@ def test_what_arrays_are_taken_for(x: np.ndarray, kind: str) -> None:
     assert own._kind_of(x) == kind
 
 
+def test_a_table_of_bytes_is_told_to_be_pixels(caplog: pytest.LogCaptureFixture) -> None:
+    loaded(data=((X > 0).astype(np.uint8), Y, CLIENT))
+    assert "samples [4] of uint8 were taken for pixels; dataset.kind=table: for columns of quantities" in caplog.text
+
+
 # ---- bad input
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -477,6 +554,36 @@ def test_free_text_dates_and_numbers_of_rows(tmp_path: Path, caplog: pytest.LogC
         OwnTable(path=str(tmp_path / "long.parquet"), target="ill", drop=("note",)).load()
 
 
+def test_numbers_that_a_file_keeps_as_words(tmp_path: Path) -> None:
+    texts = pd.DataFrame(
+        {"a": ["1.5", None, *map(str, range(52))], "long": [f"{10**25 + i}" for i in range(N)], "y": Y}
+    )
+    texts["decimal"] = [Decimal(i) / 4 for i in range(N)]
+    texts.to_parquet(tmp_path / "texts.parquet")
+    read = OwnTable(path=str(tmp_path / "texts.parquet"), target="y").load()
+    assert read.columns == ((), (), ())
+    assert read.rows is not None
+    rows = np.argsort(read.rows)
+    np.testing.assert_array_equal(read.x[rows, 0, 0, 0], [1.5, np.nan, *range(52)])
+    np.testing.assert_array_equal(read.x[rows, 0, 0, 2], np.arange(N) / 4)
+
+
+def test_numbers_too_close_for_float32_stay_apart(tmp_path: Path) -> None:
+    """Such as the seconds since 1970; all other tables are kept as float32."""
+    seconds = 1.7e9 + np.arange(N)
+    for name, times, kind in (("since 1970", seconds, np.float64), ("from 0", seconds - 1.7e9, np.float32)):
+        path = csv(tmp_path, time=times)
+        read = OwnTable(path=path, target="ill", client="site").load()
+        assert read.x.dtype == kind, name
+        scaled = fitted(read, np.arange(N)).x[:, 0, 0, 4]
+        expected = (np.arange(N) - np.arange(N).mean()) / np.arange(N).std()
+        np.testing.assert_allclose(scaled, expected, atol=1e-6, err_msg=name)
+        assert scaled.dtype == np.float32
+    run = fedbench.run(*SHORT, *table(path := csv(tmp_path, time=seconds)), save_models=True)
+    rows = pd.read_csv(path).iloc[run_partition(run).test[0]].drop(columns=["site", "ill"])
+    np.testing.assert_allclose(run.predict(0, rows).scores, run.predict(0).scores, atol=1e-6)
+
+
 def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "semi.csv", index=False, sep=";")
     assert OwnTable(path=str(tmp_path / "semi.csv"), target="ill", client="site").load().names == (
@@ -501,6 +608,8 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
         ("hosp.csv", "of the type str"),
         (([[1, 2], [1]], [0, 1]), "x has parts of different shapes"),
         ((np.array([["a", None]], dtype=object), [1]), "x holds 'a'"),
+        ((np.array([[0.5, None]], dtype=object), [1]), "x holds None"),
+        ((X, [None, *Y[1:]]), "1 of 54 labels, the first at 0, are missing"),
         ((X.astype("datetime64[D]"), Y), r"x holds .*1970.*; give numbers"),
         ((np.ma.masked_less(X, 0), Y), "x has masked entries; fill them"),
         ((frame().set_axis([*frame().columns[:-1], frame().columns[0]], axis=1), "ill"), "several columns '"),

@@ -437,7 +437,7 @@ def test_an_alpha_that_is_no_alpha_is_refused(alpha):
             ({"num_clients": 100, "alpha": 0.01}, "raise partition.alpha"),
             ({"num_clients": 100, "alpha": 1e-6}, "raise partition.alpha"),
             ({"num_clients": 100, "alpha": 0.01, "cap": False}, "none of 2000 draws"),
-            ({"num_clients": 120, "alpha": 1e6}, "lower partition.min_size"),
+            ({"num_clients": 120, "alpha": 1e6}, "set partition.min_size=9, raise partition.alpha"),
         ],
         every=4,
     ),
@@ -447,6 +447,14 @@ def test_impossible_settings_end_in_under_a_second(fields, reason):
     with pytest.raises(ConfigError, match=reason):
         make_partition(small("dir", **fields), TOY, Protocol(), 0)
     assert time.process_time() - start < 1
+
+
+def test_the_smallest_size_that_a_refusal_names_is_possible():
+    with pytest.raises(ConfigError, match=r"of 200 samples; set partition.min_size=\d+, raise") as caught:
+        small("dir", num_clients=10, alpha=0.05).counts(np.full(4, 50), np.random.default_rng(0))
+    least = int(re.findall(r"min_size=(\d+)", str(caught.value))[0])
+    found = small("dir", num_clients=10, alpha=0.05, min_size=least).counts(np.full(4, 50), np.random.default_rng(0))
+    assert found.sum(0).min() == least
 
 
 def test_label_shift_is_fedcollab_table_4_to_the_sample():

@@ -194,6 +194,16 @@ def test_clients_may_share_samples_if_that_is_said(tmp_path):
         make_partition(file(path, shared=True), data(), Protocol(), 0)
 
 
+def test_samples_that_clients_share_are_held_out_for_all_who_hold_them(tmp_path):
+    path = write(tmp_path / "split.npz", train_0=range(60), train_1=range(30, 90), train_2=range(80, 100))
+    found = make_partition(file(path, shared=True), data(), Protocol(fraction=0.3, val_fraction=0.25), 0)
+    for first, second in ((found.test, 30), (found.val, 18)):  # 30 % of 100, a quarter, rounded up, of the others
+        assert len(np.unique(np.concatenate(first))) == second
+    for client, owned in enumerate((range(60), range(30, 90), range(80, 100))):
+        parts = [getattr(found, name)[client] for name in ("train", "val", "test")]
+        assert sorted(np.concatenate(parts)) == [*owned], "every sample is in one part"
+
+
 def test_training_on_the_global_test_set_is_refused(tmp_path):
     path = write(tmp_path / "split.npz", train_0=[1, 650], test_0=[3])
     for sets in ("global", "both"):

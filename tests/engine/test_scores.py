@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbench.config import compose
 from fedbench.config.schema import OptimizerConfig, TestConfig
 from fedbench.core import trees
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock
@@ -341,3 +342,9 @@ def test_the_global_model_alone_on_the_whole_test_set(tmp_path: Path) -> None:
         assert common[name] == both[name]
     assert both["acc_on_global"] == pytest.approx(both["acc_on_common"]), "everyone has the global model"
     assert "acc_on_global" not in common
+
+
+def test_the_global_model_is_scored_as_received_or_not_at_all(tmp_path: Path) -> None:
+    chosen = ["method=fedavg", "protocol.test.pool=false", "protocol.test.sets=common", "protocol.score=trained"]
+    with pytest.raises(ConfigError, match=r"sets=common scores the global model .* use protocol.score=received"):
+        execute(resolve(compose.compose([*chosen, "progress=none", f"runs_dir={tmp_path}"])))

@@ -109,7 +109,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(self.place) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said5", files)
+        return source_key(f"{self.name}{self.variant}-said6", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
@@ -126,6 +126,7 @@ class OwnData(DataSource):
             domain=arrays.get("domain"),
             names=names,
             part=arrays.get("part"),
+            rows=arrays.get("rows"),
             columns=() if given else columns,
             inputs=inputs,
             estimates=bool(names) and not (given or columns or "tokens" in arrays),
@@ -246,6 +247,8 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     x, y = x[order], y[order]
     owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
     more = {name: each[order] for name, each in more.items()}
+    if not np.array_equal(order, np.arange(len(y))):
+        more["rows"] = order
     said += _doubts(names, y, count)
     seen = np.nan_to_num(x[:count].astype(np.float64), copy=False)
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
@@ -374,7 +377,7 @@ def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:
 
 
 def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[Any]:
-    """The samples of both splits as one array [n, C, H, W], uint8 or float32; with `raw` it may contain nan.
+    """The samples of both splits as one array [n, C, H, W], see `_shaped`; with `raw` it may contain nan.
 
     Raises:
         ValueError: an impossible shape, no numbers, values that are not finite, or splits that differ in these.
@@ -482,6 +485,8 @@ def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
             f"samples are integers from {x.min()} to {x.max()}, taken for quantities; dataset.kind=tokens: for "
             "token numbers"
         )
+    elif x.dtype == np.uint8 and x.ndim == 2:
+        line = f"samples {shape} of uint8 were taken for pixels; dataset.kind=table: for columns of quantities"
     return [line] * bool(line)
 
 
@@ -522,7 +527,7 @@ def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
 
 
 def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
-    """Return `x` as [n, C, H, W], uint8 or float32; numbers too large for it become inf.
+    """Return `x` as [n, C, H, W], uint8 or float32, or of a table what `_rounded` returns.
 
     Tables and tokens become [n, 1, 1, d], series [n, C, 1, T].
 
@@ -533,8 +538,8 @@ def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
         raise ValueError(f"samples must be numbers, got {x.dtype}")
     if kind == "tokens" and not (np.array_equal(x, np.trunc(x)) and x.min(initial=0) >= 0 and x.max() < EXACT_32):
         raise ValueError(f"token numbers must be whole, from 0 to {EXACT_32 - 1}, got {x.min()} to {x.max()}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        x = x if x.dtype == np.uint8 and kind == "image" else x.astype(np.float32)
+    if x.dtype != np.uint8 or kind != "image":
+        x = _rounded(x, exact=kind == "table")
     if 0 in x.shape:
         raise ValueError(f"samples must not be empty, got {list(x.shape)}")
     if kind == "series" and x.ndim in (2, 3):
@@ -549,6 +554,22 @@ def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
         last = x.shape[3] in (*COLOURS, 4) and x.shape[1] not in COLOURS
         return x.transpose(0, 3, 1, 2) if last else x
     raise ValueError(f"samples must be [n, d], [n, H, W], [n, C, H, W] or [n, H, W, C], got {list(x.shape)}")
+
+
+def _rounded(x: NDArray[Any], *, exact: bool) -> NDArray[Any]:
+    """Return `x` as float32, where numbers too large for it become inf.
+
+    With `exact` x [n, d] stays float64 if float32 makes two numbers of a column one, such as the seconds of a day since
+    1970, or one inf: columns are standardised later.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = x.astype(np.float32)
+    if not exact or x.ndim != 2:
+        return rounded
+    columns = zip(x.T, rounded.T, strict=True)
+    lost = any(len(np.unique(one)) > len(np.unique(two)) or np.isinf(two).sum() > np.isinf(one).sum()
+               for one, two in columns)  # fmt: skip
+    return x.astype(np.float64) if lost else rounded
 
 
 @dataclass(frozen=True)
@@ -588,7 +609,10 @@ class ImageFolder(OwnData):
         return [file for split in _splits(path) for label in _classes(split, self.owned) for file in _images(label)]
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
-        train, *test = [self._split(split, report) for split in _splits(path)]
+        splits = _splits(path)
+        if len(splits) == 1 and (names := {each.name.lower() for each in _classes(path)}) and names <= {*SPLIT}:
+            raise DataCorrupt(f"{path} has the folders {', '.join(sorted(names))}; name them train and test")
+        train, *test = [self._split(split, report) for split in splits]
         return train, test[0] if test else None
 
     def _split(self, folder: Path, report: Report) -> Parsed:

@@ -119,7 +119,7 @@ class OwnTable(OwnData):
                 "names the columns"
             ) from error
 
-    def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float32], list[str]]:
+    def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float64], list[str]]:
         """Return a column as numbers, nan for missing ones, and its categories if the numbers are places in them.
 
         Raises:
@@ -132,13 +132,12 @@ class OwnTable(OwnData):
                 f"column '{name}' holds dates; convert them to numbers, such as days, or set dataset.drop=[{name}]"
             )
         if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
-            values = _codes(column, [])
-            if len(odd := np.flatnonzero(np.isinf(values))):
-                raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
-            return values, []
+            return self._numbers(column, name), []
         words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
         if name not in self.categories:
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
+            if numbers.any() and numbers.all():  # as words, such as decimals
+                return self._numbers(column, name), []
             if 2 * numbers.sum() > len(words):
                 raise ValueError(
                     f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave missing values empty, or set "
@@ -152,14 +151,24 @@ class OwnTable(OwnData):
         known = words.tolist() or [""]  # of a column without a word
         return _codes(column, known), known
 
+    def _numbers(self, column: pd.Series[Any], name: str) -> NDArray[np.float64]:
+        """Return the numbers of a column, nan for missing ones.
 
-def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float32]:
+        Raises:
+            ValueError: one is infinite.
+        """
+        values = _codes(column, [])
+        if len(odd := np.flatnonzero(np.isinf(values))):
+            raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
+        return values
+
+
+def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float64]:
     """Return a column's numbers, or its words' places in `words` (-1 for unknown ones); nan for missing values."""
     if words:
         places = {word: place for place, word in enumerate(words)}
-        return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float32)
-    with np.errstate(over="ignore"):
-        return column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
+        return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float64)
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _words(column: pd.Series[Any]) -> list[str | None]:
@@ -208,7 +217,7 @@ def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
     return ["; ".join(parts)]
 
 
-def _counts(values: NDArray[np.float32]) -> bool:
+def _counts(values: NDArray[np.float64]) -> bool:
     """Whether a column holds consecutive whole numbers in some order."""
     return len(values) > MOST_WORDS and bool((np.diff(np.sort(values)) == 1).all())
 
@@ -257,7 +266,8 @@ def fitted(data: Dataset, train: Ints) -> Dataset:
                 raise ConfigError(f"x lacks the columns {', '.join(lost)}; give those of {data.name}")
             pairs = zip(data.inputs, data.columns, strict=True)
             rows = np.stack([_codes(rows[name], words) for name, words in pairs], axis=1)
-        given = np.asarray(rows, np.float64).reshape(len(rows), -1)
+        with np.errstate(over="ignore"):
+            given = np.asarray(rows, data.x.dtype).astype(np.float64).reshape(len(rows), -1)  # rounded as `raw` is
         if given.shape[1] != len(data.columns):
             raise ConfigError(f"x has {given.shape[1]} columns, {data.name} has {len(data.columns)}; give as many")
         encoded: NDArray[np.float32] = encoder.transform(given).astype(np.float32)

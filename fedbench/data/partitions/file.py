@@ -1,11 +1,12 @@
 """file: a split made elsewhere, or by an earlier run, so that a comparison uses the same samples.
 
 The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for clients 0, 1, ... of indices into the train
-split followed by the test split (of many clients also `train` end to end, with `train_sizes`, the samples of each; and
-so on). Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz` (`dataset`, NAME-FINGERPRINT or
-the name alone, to refuse a split of other data; `rotation`, `corners`, `label_map`, which are applied again; `label`,
-`seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples; a run
-that had none writes them all empty, which counts as without.
+split followed by the test split, or into a user's own data in their order (of many clients also `train` end to end,
+with `train_sizes`, the samples of each; and so on). Optional: `val_<i>`, and what a run of fedbench adds to its own
+`partition.npz` (`dataset`, NAME-FINGERPRINT or the name alone, to refuse a split of other data; with a fingerprint
+indices are into the data set as it is kept, training samples first; `rotation`, `corners`, `label_map`, which are
+applied again; `label`, `seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>`
+validation samples; a run that had none writes them all empty, which counts as without.
 A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
 """
 
@@ -55,13 +56,16 @@ class FileSplit(PartitionSpec):
         if self.path is None:
             raise ConfigError("partition=file needs partition.path=FILE.npz")
         arrays = read_arrays(self._file())
-        made_for = str(arrays.get("dataset", pool.origin))
-        if made_for not in (pool.origin, pool.origin.rpartition("-")[0]):
+        name = pool.origin.rpartition("-")[0]
+        made_for = str(arrays.get("dataset", name))
+        if made_for not in (pool.origin, name):
             raise ConfigError(
                 f"{self.path} divides {made_for}, this data set is {pool.origin} (its name and a hash of its samples); "
                 "use that data set without a limit, or write only the name into the array 'dataset'"
             )
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
+        if pool.rows is not None and made_for != pool.origin:  # else a run of fedbench wrote it
+            sets = {name: lists and [_placed(each, pool.rows) for each in lists] for name, lists in sets.items()}
         test = sets["test"]
         clients = len(sets["train"] or ())
         for name in ("val", "test"):
@@ -145,6 +149,20 @@ def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
             raise DataCorrupt(f"the split has {count} arrays {name}_<i>, but no '{name}_{client}'")
     lists = [arrays[f"{name}_{client}"].astype(np.int64) for client in range(count)]
     return lists if name == "train" or any(map(len, lists)) else None
+
+
+def _placed(samples: Ints, rows: Ints) -> Ints:
+    """Return the numbers in the data set of samples that are given by their places in the user's data, `rows` [n].
+
+    Raises:
+        ConfigError: there is no such row, or dataset.limit leaves it out.
+    """
+    order = np.argsort(rows)
+    found = np.searchsorted(rows, samples, sorter=order).clip(max=len(rows) - 1)
+    placed: Ints = order[found]
+    if lost := samples[rows[placed] != samples].tolist():
+        raise ConfigError(f"partition=file names sample {lost[0]}, which the data set, of {len(rows)}, does not have")
+    return placed
 
 
 def _digest(path: Path) -> str:

@@ -56,16 +56,19 @@ class Dirichlet(PartitionSpec):
                 f"{clients} clients of at least {self.min_size} samples need {clients * self.min_size}, "
                 f"there are {total}; lower partition.num_clients or partition.min_size"
             )
-        batch = max(1, min(64, BATCH_NUMBERS // (len(sizes) * clients)))
+        batch, best = max(1, min(64, BATCH_NUMBERS // (len(sizes) * clients))), 0
         for done in range(0, self.max_tries, batch):
             drawn = self._draw(sizes, rng, batch)[: self.max_tries - done]  # [B, classes, N]
-            good = np.flatnonzero(drawn.sum(1).min(1) >= self.min_size)
+            least = drawn.sum(1).min(1)
+            good = np.flatnonzero(least >= self.min_size)
             if len(good):
                 first: Ints = drawn[good[0]]
                 return first
+            best = max(best, int(least.max()))
         raise ConfigError(
-            f"{self.label}: none of {self.max_tries} draws gave each of {clients} clients {self.min_size} "
-            "samples; raise partition.alpha, or lower partition.min_size or partition.num_clients"
+            f"{self.label}: none of {self.max_tries} draws gave each of {clients} clients {self.min_size} of {total} "
+            f"samples; {f'set partition.min_size={best}, ' if best else ''}raise partition.alpha, or lower "
+            "partition.num_clients"
         )
 
     def _draw(self, sizes: Ints, rng: np.random.Generator, batch: int) -> Ints:

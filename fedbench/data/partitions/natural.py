@@ -52,6 +52,11 @@ class Natural(PartitionSpec):
             return [pool.index[lists[i]] for i in kept]
 
         tested = any(len(test[i]) for i in kept)
+        if not tested and part.max(initial=0) == PARTS.index("test"):
+            raise ConfigError(
+                "partition=natural: no client with training samples has a test sample of the data; give test samples "
+                "the names of these clients, or leave the split out, so that the protocol splits"
+            )
         return Assignment(
             clients=None if tested else of(train),
             train=of(train) if tested else None,
