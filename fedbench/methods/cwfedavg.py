@@ -18,7 +18,8 @@ Deviations:
 - A class that no client of the round has keeps its model. This can happen only with `empirical`, where the code divides
   by zero.
 
-Batch normalisation: affine parameters and running statistics are averaged as their layers are, class-wise or not.
+Batch normalisation: affine parameters and running statistics are averaged as their layers are, class-wise or not. In
+the code statistics stay on the client.
 """
 
 from __future__ import annotations

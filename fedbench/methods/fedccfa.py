@@ -24,10 +24,12 @@ Deviations:
 - Balanced samples are the first of a class; the code draws them. All of them make one step an epoch. The code has
   mini-batches of 64, which is the same for up to twelve classes.
 - Two clients alone are one group. The code divides by zero.
+- m_k is averaged over the group alone. In the code the first client's m_k has grown to the sum over all clients when
+  its group is averaged.
 - The concept drift of its experiments is not built.
 
-Batch normalisation: affine parameters and running statistics belong to the extractor. Steps (1) and (4) use the running
-statistics.
+Batch normalisation: affine parameters and running statistics belong to the extractor; in the code statistics stay on
+the client. Steps (1) and (4) use the running statistics.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ Deviations from the code:
 - Noise is drawn for `noise` samples a step and is reused in a larger mini-batch.
 - A client that is not drawn is scored with the newest h and P. The code uses those of the client's last round.
 
-Batch normalisation: parameters and statistics below the head are shared. The received f runs in evaluation mode. In the
-code it runs in training mode, by the mini-batch's statistics.
+Batch normalisation: parameters and statistics below the head are shared; in the code statistics stay on the client. The
+received f runs in evaluation mode. In the code it runs in training mode, by the mini-batch's statistics.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ is scored.
 The authors' code has kappa 50 and mu 1 for Fashion-MNIST on a CNN, and halves the square as here.
 Deviations: the protocol's optimiser moves z_k; in the code plain SGD does. No training loss is shown, because r carries
 over from step to step.
-Batch normalisation: running statistics are shared and averaged. m and r are computed in training mode.
+Batch normalisation: running statistics are shared and averaged; in the code they stay on the client. m and r are
+computed in training mode.
 """
 
 from __future__ import annotations

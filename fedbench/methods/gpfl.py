@@ -18,7 +18,8 @@ Deviations:
 - With `conditions: own` a client that misses rounds has the conditions of its last round. In the code it receives E in
   every round, so its conditions are one round old.
 
-Batch normalisation: affine parameters and running statistics below the head are shared and averaged.
+Batch normalisation: affine parameters and running statistics below the head are shared and averaged. In the code
+statistics stay on the client.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ outside the simplex (`sampling: unprojected`). From round 250 on (`start_round`)
 its trained endpoints' principal components (`positions: trained`).
 The paper states M for 2-Fold only (1). With three endpoints the five groups of 5-Fold lie on three corners, so two
 pairs of clusters coincide. Tables take ten endpoints there, as the authors' later code does.
-Batch normalisation: running statistics are shared and averaged. Affine parameters have endpoints only in SosicFL-All.
+Batch normalisation: running statistics are shared and averaged; in the code they stay on the client. Affine parameters
+have endpoints only in SosicFL-All.
 The published version is Floco: Grinwald et al., Federated Learning over Connected Modes, NeurIPS 2024. The code
 described here is Floco's (presets `floco` and `floco_plus`).
 
