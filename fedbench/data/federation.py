@@ -190,7 +190,7 @@ class Federation:
         for places, (degrees, _) in chosen:  # first, while images may have one channel
             if degrees:
                 images[places] = turned(torch.from_numpy(images[places]), float(degrees)).numpy()
-        images = np.repeat(images, 3 if images.shape[1] == 1 else 1, axis=1)
+        images = images if images.shape[1] > 1 else np.repeat(images, 3, axis=1)
         for places, (_, channel) in chosen:
             if channel >= 0:
                 images[places, int(channel)] = dataset.scale
