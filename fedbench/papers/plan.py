@@ -173,33 +173,34 @@ class Plan:
         ]
 
     def is_stored(self, cell: CellRuns, job: Job) -> bool:
-        """Return whether all results of `job` are recorded in the table's folder."""
-        return all(value is not None for value in self._values(cell, job))
+        """Return whether all results of `job` are recorded in the table's folder, by code that is accepted."""
+        return not self._outdated(cell, job) and None not in self._values(cell, job)
 
     def has(self, cell: CellRuns, job: Job) -> bool:
         """Return whether `job` has a result: its run, or a record of some of its metrics."""
         return job.finished or any(value is not None for value in self._values(cell, job))
 
     def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
-        """Return the recorded value of `metric` for `job`, nan if censored; None if no valid one exists."""
-        if self._unwanted(cell, job):
+        """Return the recorded value of `metric` for `job`, nan if censored; None if no valid one exists.
+
+        One of other code stays valid until a finished run replaces it; one of other samples than those here is not.
+        """
+        data = None if job.study else self.stored.rows.get(job.key, {}).get("data")  # of a study there is no line
+        if data and job.data and data != job.data:
             return None
         return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
 
     def _values(self, cell: CellRuns, job: Job) -> list[float | None]:
         return [self.value(cell, job, each) for each in self.spec.metrics]
 
-    def _unwanted(self, cell: CellRuns, job: Job) -> bool:
-        """Return whether the record of `job` has other samples than those here, or is outdated and not accepted.
+    def _outdated(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether the record of `job` is of other code, which the config does not accept.
 
         Raises:
             Stale: it is outdated, by its code, that of its baseline or its Local, and stale=error.
         """
         if job.study:  # of which a table keeps no line: what is beside the runs tells
             return job.folder.status() == "finished" and not job.finished
-        made = self.stored.rows.get(job.key, {})
-        if made.get("data") and job.data and made["data"] != job.data:
-            return True
         rule = job.config.settings.stale
         if rule == "show":
             return False
@@ -218,7 +219,11 @@ class Plan:
 
     @cached_property
     def _stored_identities(self) -> set[str]:
-        return {job.identity for cell in self.cells for job in cell.jobs if self.is_stored(cell, job)}
+        """The runs whose results are recorded, and that no requested cell reads more from."""
+        placed = [(cell, job, self.is_stored(cell, job)) for cell in self.cells for job in cell.jobs]
+        asked = [(cell, job) for cell, job, stored in placed if job.seed in cell.seeds and not stored]
+        needed = {each.identity for cell, job in asked for each in (job, cell.baseline_of(job) or job)}
+        return {job.identity for _, job, stored in placed if stored} - needed
 
     def _local(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the Local runs, besides those of `jobs`, without a record."""

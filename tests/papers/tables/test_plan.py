@@ -66,6 +66,21 @@ def test_a_column_that_is_a_mean_has_the_seeds_that_all_its_parts_have(tmp_path:
     assert [column.label for column in own.only(columns=["3"]).columns] == ["two"]
 
 
+def test_a_run_of_which_a_column_reads_more_is_made_again(tmp_path: Path) -> None:
+    """Both columns have the same runs, of which only the first one's numbers are recorded."""
+    pooled = {**PARTS[1], "measures": {"acc": {"name": "result", "column": "acc_pooled"}}}
+    own = table(columns=[PARTS[0], pooled], paper="", table="")
+    asked = selection(tmp_path, rows=("FedAvg",), columns=("two",), seeds=(0,))
+    (job,) = plan.make(own, asked).missing()
+    cells = (store.Cell("FedAvg", "one", "acc", (50.0,), (0,), (job.key,)),)
+    record = recorded.StoredTable(store.TableResult(own, cells), {job.key: {"key": job.key, "seed": "0"}})
+    planned = plan.make(own, asked, record)
+    assert [each.key for each in planned.missing()] == [job.key]
+    assert reproduce.conclude(planned, tmp_path / "tables" / "toy", 0, str(tmp_path)) == INCOMPLETE
+    first = selection(tmp_path, rows=("FedAvg",), columns=("one",), seeds=(0,))
+    assert plan.make(own, first, record).missing() == []
+
+
 def test_a_mean_over_missing_data_says_so(tmp_path: Path) -> None:
     mean = {"label": "both", "overrides": ["dataset=digits"], "mean": ["one", "far"]}
     far = {"label": "far", "overrides": ["dataset=cifar100", "model=lenet5"]}

@@ -85,6 +85,18 @@ def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_
     assert (count.runs, count.changed) == (2, 1)
 
 
+@pytest.mark.parametrize("rows", [(), ("another",)])
+def test_a_record_of_other_code_stays_until_a_finished_run_replaces_it(tmp_path: Path, rows: tuple[str, ...]) -> None:
+    """Also that of a cell that is not asked for, which nothing replaces."""
+    record, old = record_of(tmp_path), "method:000000000000"
+    record = dataclasses.replace(record, rows={key: {**row, "code": old} for key, row in record.rows.items()})
+    selection = Selection(rows=rows, overrides=(f"runs_dir={tmp_path}", "stale=rerun"))
+    again = plan.make(toy(), selection, record)
+    assert {job.config.labels["method"] for job in again.missing()} == (set() if rows else {"fedavg", "fedprox"})
+    assert [cell.values for cell in fill.fill(again).cells] == [(50.0,), (50.0,)]
+    assert [line["code"] for line in fill.kept_files(again)[0]] == [old]
+
+
 @pytest.mark.usefixtures("fresh_codes")
 def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
