@@ -78,8 +78,8 @@ def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_
         made.append({job.config.labels["method"] for job in again.missing()})
     assert made == [set(), {"fedavg", "fedprox"}]
     kept = fill.kept_files(again)[0]
-    assert [(line["row"], line["code"]) for line in kept][-1] == ("r|baseline", "method:000000000000")
-    store.save_table(tmp_path, record.table, [{"row": "r", "column": "c", **rows[job.key]}, *kept])  # type: ignore[arg-type]
+    assert [(line["row"], line["code"]) for line in kept] == [("r", codes[job.key]), ("r|baseline", codes[base.key])]
+    store.save_table(tmp_path, record.table, kept)  # type: ignore[arg-type]
     table, count = recorded.read_marked(tmp_path)
     assert table.stale == {("r", "c"): ("method of the baseline",)}
     assert (count.runs, count.changed) == (2, 1)
