@@ -177,7 +177,7 @@ def _standing(
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
-        unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
+        unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals if line["acc"]]) for name in UNSEEN),
         measures={
             name: _mean([float(line[name]) for line in finals if line[name]])
             for name in known({column for line in finals for column in line if line[column]})

@@ -98,13 +98,14 @@ def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
     """One row has a seed more, in which it does well; in another the row failed, which it has run, too."""
     folder = recorded(tmp_path, {**SCORES, "local": (*SCORES["local"], 99.0)})
     ledger = Ledger(board(SCORES, seeds=(0, 1, 2, 3)), folder)
-    ledger.lines[FINAL, "here", "fedrep", 1, 2] |= {"acc": "", "clients": "", "failure": "Diverged"}
+    ledger.lines[FINAL, "here", "fedrep", 1, 2] |= {"acc": "", "clients": "", "failure": "Diverged", "acc_unseen_1": ""}
     ledger.save()
     (found,) = standings.read_standings(folder).federations
     lines = {line.row: line for line in found.lines}
     assert found.seeds == (0, 1, 2)
     assert lines["local"].mean == 71
     assert [*lines["fedrep"].scores] == [0, 1]
+    assert lines["fedrep"].unseen[1] == 40, "over the seeds that have a score, as all else"
     cells = standings.cells(lines["fedrep"], ["local", "fedavg"], 3)
     assert cells[1].endswith("(2 of 3 seeds)")
     assert cells[2:4] == ["-", "-"], "its two seeds tell nothing, though the best has three"
