@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedbench.core.files import write_text
 from fedbench.core.markdown import markdown
-from fedbench.papers import store
+from fedbench.papers import measures, store
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT
 from fedbench.papers.published import published_values
 from fedbench.papers.store import TableResult
@@ -84,8 +84,8 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
                 place = (filled.spec.paper, folder, setting)
                 row, column = rows[cell.row], columns[cell.column]
                 keys = tuple(f"{row.study}{key}" for key in cell.keys)
-                # A study gives several values of one metric, as the similarities of four pairs of clients.
-                number = f"{cell.metric} {filled.spec.metric(cell.metric).measured(row, column) if row.study else ''}"
+                # One run gives several values of one metric: accuracies on images and on text, similarities of pairs.
+                number = f"{cell.metric} {measures.build(filled.spec.metric(cell.metric).measured(row, column))}"
                 found.append(Judged(*place, keys, number, verdict.kind, bool(verdict.exploratory)))
     return found
 
@@ -102,22 +102,24 @@ def tally_verdicts(found: Sequence[Judged]) -> list[VerdictTally]:
 
 
 class PaperCounts(NamedTuple):
-    """The numbers of a paper's published values by outcome, in runs on its own data at its own setting."""
+    """The numbers of a paper's values by outcome, in runs on its own data at its own setting."""
 
-    agree: int
+    agree: int  # ours, each once
     differ: int
     undecided: int
-    no_verdict: int  # not run, or with no margin
+    no_verdict: int  # published ones, not run or with no margin
 
 
 def paper_counts(found: Sequence[Judged]) -> dict[str, PaperCounts]:
     """Return the counts of each paper with published values; `found` are the judged values of all tables."""
     own = {each.paper: each.values for each in tally_verdicts(found) if not each.setting}
+    # A value that the paper prints in two tables is two published ones, and one of ours.
+    judged_values = Counter(each.paper for each in found if not (each.setting or each.exploratory))
     counted = {}
     for paper, published in Counter(each.paper for each in published_values()).items():
         kinds = Counter(each.kind for each in own.get(paper, ()) if not each.exploratory)
-        agree, differ, judged_values = kinds[EQUIVALENT], kinds[DIFFERENT], kinds.total()
-        counted[paper] = PaperCounts(agree, differ, judged_values - agree - differ, published - judged_values)
+        agree, differ = kinds[EQUIVALENT], kinds[DIFFERENT]
+        counted[paper] = PaperCounts(agree, differ, kinds.total() - agree - differ, published - judged_values[paper])
     return counted
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from fedbench.cli import program
 from fedbench.papers import spec, store
-from fedbench.papers.summary import FILE, Judged, count_table, count_words, judged, tally_verdicts
+from fedbench.papers.published import published_values
+from fedbench.papers.summary import FILE, Judged, count_table, count_words, judged, paper_counts, tally_verdicts
 from tests.papers.report.toys import stored
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +63,26 @@ def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
     for found in ([few, more], [more, few]):
         (tally,) = tally_verdicts(found)
         assert tally.values == (more,)
+
+
+def test_two_values_of_one_run_are_two_and_one_that_is_printed_twice_is_judged_twice() -> None:
+    """FedSaC's Table 2 has the accuracy on images and on text of each run; FedCollab's own is in three tables."""
+    table = spec.load_spec("fedsac_t2")
+    row, columns, (metric,) = table.rows[0], table.columns[:2], table.metrics
+    keys = ("k0", "k1", "k2")
+    cells = []
+    for column in columns:
+        published = table.published(row, column, metric)
+        mean = published.mean if published else 0.0
+        values = (mean - 0.1, mean, mean + 0.1)
+        cells.append(store.Cell(row.label, column.label, metric.name, values, (0, 1, 2), keys, published))
+    filled = store.TableResult(dataclasses.replace(table, rows=(row,), columns=columns), tuple(cells))
+    (tally,) = tally_verdicts(judged({"a": filled}))
+    assert len(tally.values) == 2
+    one = Judged("fedcollab", "a", "", keys, "acc", "equivalent", False)
+    found = [one, dataclasses.replace(one, folder="b"), dataclasses.replace(one, folder="c", setting="left=open")]
+    published_lines = sum(each.paper == "fedcollab" for each in published_values())
+    assert paper_counts(found)["fedcollab"] == (1, 0, 0, published_lines - 2)
 
 
 def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
