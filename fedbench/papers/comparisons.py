@@ -107,6 +107,7 @@ class Agreement:
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
     headline_published: bool | None = None
+    published: int = 0  # rows with a published value
 
 
 def agreements(table: TableResult) -> list[Agreement]:
@@ -124,7 +125,8 @@ def agreements(table: TableResult) -> list[Agreement]:
 def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Agreement:
     from scipy import stats
 
-    both = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean) and cell.published]
+    printed = [cell for cell in table.cells_below(column, metric) if cell.published]
+    both = [cell for cell in printed if math.isfinite(cell.mean)]
     sign = 1.0 if metric.better == "higher" else -1.0
     ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
     theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}
@@ -133,7 +135,7 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     # The headline row is among the best, and they are not simply all rows.
     stands_out = [table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best]
     tau = float(stats.kendalltau([*ours.values()], [*theirs.values()]).statistic) if len(both) > 2 else math.nan
-    return Agreement(column.label, metric.name, len(both), tau, best[0], *stands_out)
+    return Agreement(column.label, metric.name, len(both), tau, best[0], *stands_out, len(printed))
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:

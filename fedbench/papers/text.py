@@ -498,12 +498,11 @@ def _agreement(table: TableResult, each: Agreement) -> str:
     text = f"{each.column}, {each.metric}: Kendall's tau between the paper's order of {each.rows} rows and ours is "
     text += "undefined" if math.isnan(each.tau) else f"{each.tau:.2f}"
     if each.headline is not None and each.headline_published:
-        place, headline = (each.column, each.metric), table.spec.headline
-        every = sum((cell.column, cell.metric) == place and cell.published is not None for cell in table.cells)
+        headline = table.spec.headline
         said = f"the paper's claim that {headline} is best holds"
         if not each.headline:
             said = f"the paper's claim that {headline} is best does not hold, best is {', '.join(each.best_ours)}"
-        elif each.rows < every:
-            said = f"{headline} is best of the {each.rows} rows that were run ({every} in the paper)"
+        elif each.rows < each.published:
+            said = f"{headline} is best of the {each.rows} rows that were run ({each.published} in the paper)"
         text += f"; {said}"
     return text + "."

@@ -134,6 +134,11 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     split = {"bytes_up_prepare": "500000", "bytes_down_prepare": "250000"}
     facts = table_view(table, "folder", [{**run, **split}], {}, []).content["runs"]["Fed0"]
     assert [facts[name] for name in ("megabytes", "prepared", "trained")] == ["3", "0.75", "2.25"]
+    prepared = [
+        table_view(table, "folder", [{**run, **dict.fromkeys(split, text)}], {}, []).content["runs"]["Fed0"]["prepared"]
+        for text in ("", "0")
+    ]
+    assert prepared == ["-", "0"], "not known in a row of earlier versions beside newer ones; none at all"
     assert content["rows"][2]["overrides"] == ("method=fedprox", "method.mu=0.1")
     own = content["columns"][1]["own"]
     assert own == [(), (), ("method.mu=1",)]
@@ -295,5 +300,15 @@ def test_a_claim_is_read_off_runs_as_published_if_there_are_any() -> None:
     assert (
         claim([filled(0, "paper"), filled(-50, "quick")]) == f"{best} is best: holds in 1 of 1 column run as published"
     )
-    assert claim([filled(-50, "quick")]) == f"Not run as published. {best} is best: holds in 0 of 1 column elsewhere"
+    elsewhere = f"Not wholly run as published. {best} is best: holds in 0 of 1 column elsewhere"
+    assert claim([filled(-50, "quick")]) == elsewhere
     assert claim([]) == ""
+
+    def partly(table: TableResult) -> TableResult:
+        lost = next(row.label for row in table.spec.rows if row.label != best)
+        cells = (dataclasses.replace(cell, values=() if cell.row == lost else cell.values) for cell in table.cells)
+        return dataclasses.replace(table, cells=tuple(cells))
+
+    assert claim([partly(filled(0, "paper"))]) == "", "the row that was not run could be better"
+    assert claim([partly(filled(0, "paper")), filled(-50, "quick")]) == elsewhere
+    assert claim([partly(filled(-50, "paper"))]) == f"{best} is best: holds in 0 of 1 column run as published"

@@ -254,7 +254,8 @@ def test_agreements_by_loops(seed: int) -> None:
             ]
             told = [each.count("B") > 0 if "B" in pairs and len(pairs) > 1 else None for each in best]
             assert len(pairs) < 2 or all(len(each) < len(pairs) for each in best)
-            expected += [(column, metric, len(pairs), tau, tuple(best[0]), *told)] if pairs else []
+            printed = sum(each.published is not None for each in cells)
+            expected += [(column, metric, len(pairs), tau, tuple(best[0]), *told, printed)] if pairs else []
     found = [tuple(vars(each).values()) for each in agreements(table)]
     assert [each[:3] + each[4:] for each in found] == [each[:3] + each[4:] for each in expected]
     assert [each[3] for each in found] == pytest.approx([each[3] for each in expected], nan_ok=True)
