@@ -5,6 +5,7 @@ The work of servers and the work before the first round are not counted.
 
 from __future__ import annotations
 
+import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_csv
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.hardware import pace, processes
@@ -24,7 +26,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import prepares
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig
-from fedbench.runs.folder import ROUNDS, RunFolder, Status, files_of
+from fedbench.runs.folder import ROUNDS, RunFolder, Status
 from fedbench.runs.progress import amount, rough_seconds, title
 
 FORWARD_SHARE = 1 / 3  # of a training step's time
@@ -194,9 +196,9 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
 def _done(run: RunConfig, folder_of: FolderOf) -> int:
     """Return the last round of an interrupted run that was scored."""
     folder = folder_of(run)
-    with suppress(FedbenchError, OSError, LookupError, ValueError):
+    with suppress(FedbenchError, OSError, LookupError, ValueError, csv.Error):
         if found(run, folder) == "partial":
-            return int(files_of(folder.path).csv(ROUNDS)[-1]["round"])
+            return int(read_csv(folder.path / ROUNDS)[-1]["round"])  # which has a checksum once the run is finished
     return 0
 
 

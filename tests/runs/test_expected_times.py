@@ -10,10 +10,12 @@ import pytest
 
 from fedbench.cli.program import main
 from fedbench.config.compose import compose
+from fedbench.core.files import write_csv
 from fedbench.runs import estimate
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute, folder_of
+from fedbench.runs.folder import ROUNDS
 from tests.helpers import real_formats
 
 SMALL = ["protocol.rounds=4", "protocol.eval_every=4", "dataset.limit=200", "hardware=cpu", "hardware.engine=looped"]
@@ -54,6 +56,21 @@ def test_few_setups_are_kept_as_each_holds_its_samples(tmp_path: Path) -> None:
     assert times.setup(configs[-1].changed(seed=1)).federation is built[-1].federation, "seeds share it"
     assert times.setup(configs[1]).federation is built[1].federation, "and the last ones are kept"
     assert times.setup(configs[0]).federation is not built[0].federation
+
+
+def test_what_is_done_of_an_interrupted_run_is_no_file_of_an_earlier_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files get their checksums when it is finished."""
+    run = config(tmp_path, *SMALL, "method=fedavg")
+    folder = folder_of(run)
+    assert estimate._done(run, folder_of) == 0
+    folder.path.mkdir(parents=True)
+    folder.checkpoint.touch()
+    folder.begin()
+    write_csv(folder.path / ROUNDS, [{"round": 0}, {"round": 2}])
+    assert estimate._done(run, folder_of) == 2
+    assert not caplog.records
 
 
 @pytest.mark.slow
