@@ -238,7 +238,7 @@ def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
 
     def poll() -> None:
         while not done.wait(POLL):
-            with contextlib.suppress(FedbenchError):  # told where the run is asked for
+            with contextlib.suppress(FedbenchError, OSError):  # told by the last look, if it lasts until then
                 look()
 
     thread: Any = threading.Thread(target=poll, daemon=True)

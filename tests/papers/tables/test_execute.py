@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,22 @@ def test_a_failure_that_its_folder_cannot_hold_is_told(
     assert "num_clients=5000" in run
     assert study.startswith("error: unknown study 'cost'")
     assert lost.failure == ""
+
+
+def test_a_full_disk_ends_no_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be stored is stored at a later look."""
+    looked, again = list[int](), threading.Event()
+
+    def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
+        looked.append(len(finished))
+        if len(looked) == 1:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        again.set()
+
+    monkeypatch.setattr(execute, "POLL", 0.01)
+    with execute._watching([Mock(finished=True, failure="")], watch):
+        assert again.wait(10)
+    assert set(looked) == {1}
 
 
 def seeds_of(base: Job, count: int) -> list[Job]:
