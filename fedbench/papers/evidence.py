@@ -79,12 +79,20 @@ def evidence_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{changed[0]} changes results, so they would not have the papers' settings; see --help")
     selection = replace(selection, seeds=selection.seeds or SEEDS)
     launcher, at_once = launcher_of(selection)
-    works, reasons = survey(selection, names or paper_tables())
+    for table in map(spec.load_spec, names):
+        if not any(table.published(*place) for place in table.places() if not place[-1].timing):
+            raise ConfigError(
+                f"{table.name} has no published values (times do not count); python -m fedbench reproduce "
+                f"table={table.name} fills it"
+            )
+    works, reasons, failed = survey(selection, names or paper_tables())
     chosen = ordered(works, 3600 * selection.hours * at_once)
-    _show(chosen, reasons, at_once)
-    if selection.dry_run or not chosen:
+    _show(chosen, reasons, at_once, failed)
+    if selection.dry_run:
         return OK
-    return _make(selection, chosen, launcher, 3600 * selection.hours - (time.monotonic() - begun))
+    left = 3600 * selection.hours - (time.monotonic() - begun)
+    made = _make(selection, chosen, launcher, left) if chosen else OK
+    return INCOMPLETE if failed else made
 
 
 def paper_tables() -> list[str]:
@@ -93,10 +101,10 @@ def paper_tables() -> list[str]:
     return [table.name for table in tables if table.paper and not table.varies]
 
 
-def survey(selection: Selection, names: Sequence[str]) -> tuple[list[ColumnWork], dict[str, int]]:
+def survey(selection: Selection, names: Sequence[str]) -> tuple[list[ColumnWork], dict[str, int], list[Job]]:
     """Return the missing runs of each column that can run here, and the number of values that cannot, by reason.
 
-    A run that several columns need counts in each of them.
+    A run that several columns need counts in each of them. Last come the runs that failed before and are not retried.
 
     Raises:
         UnknownName: no such table.
@@ -104,25 +112,29 @@ def survey(selection: Selection, names: Sequence[str]) -> tuple[list[ColumnWork]
     from fedbench.papers.estimate import estimate
 
     works, reasons, paces = list[ColumnWork](), dict[str, int](), dict[str, float]()
+    failed: dict[str, Job] = {}
     for name in names:
         whole, _ = plan_of(replace(selection, table=name))  # a plan of each column would read and compose all again
         for column in whole.spec.columns:
             labels = (column.label, *column.mean)
             planned = replace(whole, cells=tuple(each for each in whole.cells if each.column.label in labels))
             here = replace(selection, table=name, columns=(column.label,))
-            jobs = {job.identity: job for job in planned.missing() if selection.retry or not job.failure}
+            lacking = planned.missing()
+            jobs = {job.identity: job for job in lacking if selection.retry or not job.failure}
+            lost = {job.identity: job for job in lacking if job.identity not in jobs}
             values = 0
             for cell in (each for each in planned.cells if each.selected):
                 metrics = [each for each in planned.spec.metrics if not each.timing]
                 printed = sum(planned.spec.published(cell.row, cell.column, each) is not None for each in metrics)
                 if cell.asked:
                     values += printed * any(job.identity in jobs for job in cell.asked)
+                    failed |= {job.identity: job for job in cell.asked if printed and job.identity in lost}
                 elif cell.reason:
                     reasons[cell.reason] = reasons.get(cell.reason, 0) + printed
             if values:
                 missing = tuple(jobs.values())
                 works.append(ColumnWork(here, missing, values, estimate(planned, missing, paces).seconds))
-    return works, reasons
+    return works, reasons, [*failed.values()]
 
 
 def ordered(works: Sequence[ColumnWork], seconds: float) -> list[ColumnWork]:
@@ -134,7 +146,7 @@ def ordered(works: Sequence[ColumnWork], seconds: float) -> list[ColumnWork]:
     return [*fits, *rest]
 
 
-def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) -> None:
+def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int, failed: Sequence[Job] = ()) -> None:
     table = Table("table", "column", "values", "runs", f"hours, {at_once} at once", "values an hour")
     for work in works:
         column, hours = work.selection.columns[0], work.seconds / at_once / 3600
@@ -151,9 +163,17 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) ->
     runs = {job.identity for work in works for job in work.missing}
     total = sum(work.seconds for work in works) / at_once
     counted = f"{sum(work.values for work in works)} values, {len(runs)} runs, about {rough_seconds(total)}"
-    console.print(counted if works else f"nothing is missing{' that can run here' if reasons else ''}")
+    nothing = f"nothing is missing{' that can run here' * bool(reasons)}{' but runs that failed' * bool(failed)}"
+    console.print(counted if works else nothing)
     for reason, values in reasons.items():
         console.print(f"{values} values: {reason}", markup=False)
+    _tell_failed(failed)
+
+
+def _tell_failed(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.failure:
+            print(f"failed: {shlex.join(job.overrides)}: {job.failure}; retry=true tries it again", file=sys.stderr)
 
 
 def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[str], seconds: float) -> int:
@@ -188,8 +208,6 @@ def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[
         print(f"the time is over; the same command resumes {stop.where}".rstrip())
     finally:
         timer.cancel()
-    for job in jobs:
-        if job.failure:
-            print(f"failed: {shlex.join(job.overrides)}: {job.failure}; retry=true tries it again", file=sys.stderr)
+    _tell_failed(jobs)
     print(f"{len(written)} of {len(jobs)} runs are below {selection.results}")
     return OK if len(written) == len(jobs) else INCOMPLETE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from fedbench.cli import program
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
-from fedbench.papers import estimate, evidence, spec, store
+from fedbench.papers import estimate, evidence, reproduce, spec, store
 from fedbench.papers.execute import run_all
 from fedbench.papers.selection import Selection
 
@@ -84,8 +85,33 @@ def test_a_column_that_is_a_mean_has_its_values_and_the_runs_of_its_parts(
     monkeypatch.setattr(spec, "load_spec", lambda _: table)
     monkeypatch.setattr(estimate, "estimate", lambda *_: SimpleNamespace(seconds=7.0))
     places = (f"runs_dir={tmp_path / 'runs'}",)
-    (found,), reasons = evidence.survey(Selection(seeds=(0, 1, 2), overrides=places, results=str(tmp_path)), ["toy"])
-    assert (found.selection.columns, found.values, len(found.missing), reasons) == (("both",), 2, 12, {})
+    (found,), *rest = evidence.survey(Selection(seeds=(0, 1, 2), overrides=places, results=str(tmp_path)), ["toy"])
+    assert (found.selection.columns, found.values, len(found.missing), rest) == (("both",), 2, 12, [{}, []])
+
+
+def test_runs_that_failed_before_are_told_and_leave_it_incomplete(
+    tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    selection = Selection(table="toy", seeds=(0,), overrides=(f"runs_dir={tmp_path / 'runs'}",), results=str(tmp_path))
+    for job in reproduce.plan_of(selection)[0].missing():  # of the column without published values, too
+        with contextlib.suppress(ConfigError), job.folder.noting_failure():
+            raise ConfigError("made to fail")
+    assert asked(tmp_path, "seeds=1") == INCOMPLETE
+    said = capsys.readouterr()
+    assert said.out == "nothing is missing but runs that failed\n"
+    first, second = said.err.splitlines()
+    assert "method=local" in first
+    assert "method=fedavg" in second
+    assert all(line.endswith(": ConfigError: made to fail; retry=true tries it again") for line in (first, second))
+
+
+def test_a_table_without_published_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = spec.parse_spec({**CONTENT, "columns": CONTENT["columns"][1:]})
+    monkeypatch.setattr(spec, "load_spec", lambda _: table)
+    assert asked(tmp_path, "toy") == 2
+    assert capsys.readouterr().err.startswith("error: toy has no published values (times do not count); ")
 
 
 @pytest.mark.slow
