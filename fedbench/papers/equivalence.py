@@ -163,7 +163,9 @@ def attainable(n: int, theirs: Sample, margin: float, clients: int | None = None
 def seeds_to_attain(
     theirs: Sample, margin: float, clients: int | None = None, *, bound: bool = False, both: bool = False
 ) -> float:
-    """Return the seeds of ours, or with `both` of either side, from which on some outcome would be `equivalent`.
+    """Return seeds of ours, or with `both` of either side, with which some outcome would be `equivalent`.
+
+    With one seed less none would. For a share more seeds need not do, as means of whole clients then lie elsewhere.
 
     Returns:
         At most 1000; inf if so many would not do.
