@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, cast
 
 from fedbench.config import schema
@@ -126,10 +127,10 @@ class Selection(Component):
         """The overrides of Hydra, which choose where runs are made."""
         return tuple(text for text in self.overrides if text.lstrip("+~").startswith("hydra"))
 
-    @property
+    @cached_property
     def settings(self) -> tuple[str, ...]:
         """The overrides of every run that change no result, such as runs_dir=DIR."""
-        kept = (text for text in self.overrides if text not in self.launcher and is_setting(key_of(text)))
+        kept = (text for text in self.overrides if text not in self.launcher and _changes_nothing(text))
         return ("progress=none", *kept)
 
     @property
@@ -137,6 +138,14 @@ class Selection(Component):
         """The overrides of every run that change results, such as model=lenet5."""
         others = (*self.launcher, *self.settings)
         return tuple(text for text in self.overrides if text not in others)
+
+
+def _changes_nothing(override: str) -> bool:
+    """Return whether an override changes no result; one of the hardware does by its precision, however that is set."""
+    key = key_of(override)
+    if key.partition(".")[0] == "hardware":
+        return bool(compose([override]).hardware.precision == "float32")
+    return is_setting(key)
 
 
 def compose_cell(
