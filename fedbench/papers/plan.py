@@ -18,10 +18,10 @@ from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection, compose_cell, load_scale
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, todo
 from fedbench.papers.store import PENDING, Provenance
-from fedbench.runs import fingerprint
+from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig, from_plain
 from fedbench.runs.execution import folder_of, is_compared, labels_of, run_status
-from fedbench.runs.folder import RunFolder
+from fedbench.runs.folder import MODEL, RunFolder
 from fedbench.runs.run import Run
 
 
@@ -81,6 +81,16 @@ class Job:
         """
         self.folder.result()
         return Run(self.folder.path)
+
+    @property
+    def unkept(self) -> list[str]:
+        """Which of `record` and `save_models` its config asks for and its result, made earlier, lacks."""
+        if self.study:
+            return []
+        arrays = self.run.arrays if self.config.recorders and self.finished else {}
+        lost = [f"record={name}" for name in execution.lacking(self.config, arrays)]
+        models = self.config.settings.save_models and not (self.folder.path / MODEL).is_file()
+        return [*lost, "save_models=true"] if models else lost
 
     @property
     def failure(self) -> str:

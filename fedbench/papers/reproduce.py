@@ -78,6 +78,7 @@ usage: python -m fedbench redraw [RESULTS] [formats=csv,tex]
 Draw every filled table below RESULTS (default: results) again from its files, as table.md. csv adds cells.csv (every
 value) and the tests that a table allows, tex adds table.tex.
 """
+TEXTS = ("table", "board", "scale", "substitute", "results")  # keys whose values are as they stand, as 2026-01-15
 LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
 COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
@@ -101,8 +102,10 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
             raise unknown("key", key, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
     for key, word in texts.items():
-        split = key in LISTS
-        values[key] = [part.strip() for part in word.strip("[]").split(",")] if split else _value(key, word)
+        if key in LISTS:
+            values[key] = [part.strip() for part in word.strip("[]").split(",")]
+        else:
+            values[key] = word if key in TEXTS else _value(key, word)
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Selection, values, "the command line"), words
@@ -228,10 +231,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     from fedbench.papers.plan import named
 
     console = Output(highlight=False)
-    jobs = plan.jobs
-    failed = sum(1 for job in plan.missing() if job.failure)
+    jobs, lacking = plan.jobs, plan.missing()
+    failed = sum(1 for job in lacking if job.failure)
     finished = sum(job.finished for job in jobs)
-    recorded = len(jobs) - len(plan.missing()) - finished
+    recorded = len(jobs) - len(lacking) - finished
     console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
@@ -242,6 +245,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     )
     for line in _undecidable(plan):
         console.print(line, markup=False)
+    again = {job.identity for job in lacking}
+    if unkept := [each for job in jobs if job.identity not in again and (each := job.unkept)]:
+        lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
+        console.print(f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}", markup=False)
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:

@@ -225,6 +225,11 @@ def test_a_launcher_is_named_in_one_word() -> None:
     assert reproduce.select(["launcher=ray", "fedsac_f1"], reproduce.FIGURE_KEYS)[0].launcher == ("hydra/launcher=ray",)
 
 
+@pytest.mark.parametrize("name", ["2024_01_15", "2026-11-28", "010", "1e3", "on"])
+def test_the_name_of_a_folder_is_no_number(name: str) -> None:
+    assert reproduce.select([f"results={name}"])[0].results == name
+
+
 def test_a_dry_run_says_which_published_values_are_missing() -> None:
     table = spec.load_spec("fedrema_t4")
     assert list(reproduce._mirrored(table)) == []

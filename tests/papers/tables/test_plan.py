@@ -21,6 +21,7 @@ from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.store import Provenance
 from fedbench.papers.text import Layout
 from fedbench.runs.config import from_plain
+from fedbench.runs.execution import execute
 from tests.papers.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
@@ -174,6 +175,28 @@ def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -
     assert changed.jobs[0].config.protocol.rounds == 3
     assert not changed.provenance.is_paper_setting
     assert plan.make(table(), selection(tmp_path)).provenance.is_paper_setting
+
+
+def test_a_reduced_precision_is_no_setting_however_it_is_set() -> None:
+    coarse = ("hardware={precision:tf32}", "hardware.precision=bf16", "++hardware.precision=tf32")
+    fine = ("hardware=cpu", "hardware.precision=float32", "hardware={engine:looped}", "runs_dir=here")
+    for text in (*coarse, *fine):
+        assert Selection(overrides=(text,)).changed == ((text,) if text in coarse else ())
+
+
+def test_what_a_run_made_earlier_does_not_keep_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*kept: str) -> str:
+        chosen = selection(tmp_path, ("protocol.rounds=1", *kept), rows=("FedAvg",), columns=("here",), seeds=(0,))
+        planned = plan.make(table(paper="", table=""), chosen)
+        for job in planned.missing():
+            execute(job.config)
+        capsys.readouterr()
+        reproduce.announce(planned, [], 1, tmp_path)
+        return capsys.readouterr().out
+
+    assert "not kept" not in told("save_models=true")
+    assert "not kept" not in told("save_models=true"), "it is there"
+    assert "\nnot kept by 1 run made earlier: record=cka\n" in told("record=[cka]", "save_models=true")
 
 
 @pytest.mark.slow
