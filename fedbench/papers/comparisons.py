@@ -133,9 +133,9 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     best = _best(ours), _best(theirs)
     compared = table.spec.headline in ours and len(both) > 1
     # The headline row is among the best, and they are not simply all rows.
-    stands_out = [table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best]
+    here, there = (table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best)
     tau = float(stats.kendalltau([*ours.values()], [*theirs.values()]).statistic) if len(both) > 2 else math.nan
-    return Agreement(column.label, metric.name, len(both), tau, best[0], *stands_out, len(printed))
+    return Agreement(column.label, metric.name, len(both), tau, best[0], here, there, len(printed))
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:

@@ -53,8 +53,10 @@ class Job:
         """The folder in which the result is kept."""
         if not self.study:
             return folder_of(self.config)
+        from fedbench.papers.studies import roots  # which knows methods
+
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
-        today = fingerprint.code_of(self.config)
+        today = fingerprint.code_of(self.config, roots(self.study))
         return RunFolder(runs, self.key, labels_of(self.config), self.data, today=today)
 
     @cached_property

@@ -231,10 +231,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     from fedbench.papers.plan import named
 
     console = Output(highlight=False)
-    jobs, lacking = plan.jobs, plan.missing()
-    failed = sum(1 for job in lacking if job.failure)
+    jobs, undone = plan.jobs, plan.missing()
+    failed = sum(1 for job in undone if job.failure)
     finished = sum(job.finished for job in jobs)
-    recorded = len(jobs) - len(lacking) - finished
+    recorded = len(jobs) - len(undone) - finished
     console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
@@ -245,7 +245,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     )
     for line in _undecidable(plan):
         console.print(line, markup=False)
-    again = {job.identity for job in lacking}
+    again = {job.identity for job in undone}
     if unkept := [each for job in jobs if job.identity not in again and (each := job.unkept)]:
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
         console.print(f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}", markup=False)

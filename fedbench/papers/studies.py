@@ -309,3 +309,10 @@ STUDIES: Mapping[str, Callable[[RunConfig], dict[str, float]]] = {
     "model_cost": model_cost,
     "wdb": partial(of_pairs, statistics_similarity),
 }
+
+
+def roots(name: str) -> tuple[str, ...]:
+    """Return the definitions, as "module:Name", with which the code of a study begins; none of an unknown one."""
+    study = STUDIES.get(name)
+    functions = (study.func, *study.args) if isinstance(study, partial) else (study,) if study else ()
+    return tuple(f"{each.__module__}:{each.__name__}" for each in functions)

@@ -42,7 +42,7 @@ ENGINE = (
     "fedbench.runs.run:summarise",  # which round's numbers, and of what
 )
 PARTITION = ("fedbench.data.partition:make_partition",)
-SILENT = frozenset(  # what the code that decides numbers calls, and what decides none: files, checks, errors
+SILENT = frozenset(  # what the code that decides numbers calls, and what decides none: files, checks, errors, choices
     source.Definition(*name.split(":"))
     for name in (
         "fedbench.config.fields:Component",
@@ -52,14 +52,23 @@ SILENT = frozenset(  # what the code that decides numbers calls, and what decide
         "fedbench.core.errors:unknown",
         "fedbench.core.checked:load_npz",
         "fedbench.core.source:digest",
+        "fedbench.engine.hardware:pick_trainer",
         "fedbench.engine.hooks:HookError",
+        "fedbench.runs.building:build",
+        "fedbench.runs.config:RunConfig",
+        "fedbench.runs.config:from_plain",
+        "fedbench.runs.fingerprint:load_data",
     )
 )
 
 
-def code_of(run: RunConfig) -> str:
-    """Return hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
-    return " ".join(f"{part}:{_digest(part, roots)}" for part, roots in roots_of(run).items())
+def code_of(run: RunConfig, study: tuple[str, ...] = ()) -> str:
+    """Return hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:...".
+
+    `study`: definitions, as "module:Name", of a study of the run, which has a fifth hash.
+    """
+    parts = roots_of(run) | ({"study": study} if study else {})
+    return " ".join(f"{part}:{_digest(part, roots)}" for part, roots in parts.items())
 
 
 def warn_of_edits(run: RunConfig) -> None:

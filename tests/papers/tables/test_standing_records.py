@@ -98,8 +98,9 @@ def test_a_record_of_other_code_stays_until_a_finished_run_replaces_it(tmp_path:
 
 
 @pytest.mark.usefixtures("fresh_codes")
+@pytest.mark.parametrize("part", ["model", "study"])
 def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """A table keeps its value alone, so its folder beside the runs tells what made it."""
     row = RowSpec("r", ("method=local",), study="model_cost")
@@ -112,9 +113,10 @@ def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_want
     (job,) = again("show", StoredTable()).missing()
     execute.run_all([[job]], [])
     record = StoredTable(TableResult(table, (Cell("r", "c", "acc", (50.0,), (0,), (job.key,)),)))
-    edit(monkeypatch, "model")
+    edit(monkeypatch, part)
     assert again("show", record).missing() == []
     assert [each.study for each in again("rerun", record).missing()] == ["model_cost"]
+    assert fill.fill(again("rerun", record)).cells[0].values == (50.0,), "until it is made again"
     shutil.rmtree(job.folder.path)
     assert again("rerun", record).missing() == [], "nobody knows what made it"
 

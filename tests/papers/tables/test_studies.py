@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedbench.config import compose
+from fedbench.core import source
 from fedbench.core.errors import ConfigError
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
@@ -27,6 +28,7 @@ from fedbench.papers.studies import (
     multiply_adds,
     statistics_similarity,
 )
+from fedbench.runs import fingerprint
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
 from tests.helpers.tiers import sampled
@@ -74,6 +76,21 @@ def test_costs_are_those_that_fedcollab_prints() -> None:
 def test_a_discriminator_needs_its_method() -> None:
     with pytest.raises(ConfigError, match="fedcollab"):
         run("discriminator_cost", *TINY, "method=fedavg")
+
+
+# ---- code
+
+
+def test_the_code_of_a_study_is_its_own_and_what_that_calls() -> None:
+    found = {name: fingerprint._covered("study", studies.roots(name))[1] for name in STUDIES}
+    assert source.Definition("fedbench.methods.fedap", "distances") in found["wdb"]
+    assert source.Definition("fedbench.papers.studies", "operations") in found["model_cost"]
+    assert all({each.module for each in covered} >= {"fedbench.papers.studies"} for covered in found.values())
+    assert not {"fedbench.runs.config", "fedbench.runs.building"} & {each.module for f in found.values() for each in f}
+    chosen = config(*ALONE)
+    whole, plain = fingerprint.code_of(chosen, studies.roots("wdb")), fingerprint.code_of(chosen)
+    assert whole.startswith(f"{plain} study:")
+    assert fingerprint.changed(plain, whole) == [], "a result of before studies had a hash stands"
 
 
 # ---- similarity
