@@ -44,7 +44,7 @@ class Dataset:
     domain: Ints | None = None  # [n], for data sets made of several domains, or of clients' own samples
     names: tuple[str, ...] = ()  # of the domains, if each is a client
     part: NDArray[np.int8] | None = None  # [n], place in PARTS of each sample, if the data give it
-    rows: Ints | None = None  # [n], the place of each sample in the user's data, if that is another
+    rows: Ints | None = None  # [n], of a user's own data: the place of each sample there
     # of a table, whose x is raw, may be float64 and hold nan: the categories of each column, from 0; (): a numeric one
     columns: tuple[tuple[str, ...], ...] = ()
     inputs: tuple[str, ...] = ()  # names of its columns

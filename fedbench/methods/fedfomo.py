@@ -20,9 +20,9 @@ held out once and never trained on, as in the authors' code and in the version o
 A later FL-bench draws them anew in each round. FL-bench does not explore (epsilon=0). Its candidates are the clients of
 the round before, including the client itself if it took part.
 
-Each client downloads M models and uploads one. If there are fewer candidates, copies of the client's own latest upload
-fill the places and have weight zero. In models of other clients the `private` leaves are those that the client trained
-last.
+Each client downloads M models and uploads one. If there are fewer candidates, copies of the model that the server has
+of the client itself fill the places, with weight zero. In models of other clients the `private` leaves are those that
+the client trained last.
 Batch normalisation: statistics are combined like weights, but the norm does not include them.
 """
 

@@ -14,10 +14,10 @@ Deviations:
 - The generator is one hidden ReLU layer without batch normalisation. Its optimiser starts anew in each round.
 - The generator's loss averages the clients' logits equally, as in the paper. The code adds cross-entropies, weighted by
   shares of y.
-- Six choices of the code are not followed. Its generator's rate falls by .98 a round. It uses generated samples in the
-  first 20 local epochs alone. It leaves both client terms out of round 1. It scales alpha's term by the
-  ratio of generated to own samples in a step. It draws y uniformly and eps from U[0, 1); here they come from p(y) and
-  N(0, 1). It gives the generator a weight decay of 1e-2.
+- Six choices of the code are not followed. Its generator's rate falls by .98 a round. Its clients use generated samples
+  in the first 20 local epochs alone, and neither of their terms in round 1. They scale alpha's term by the ratio of
+  generated to own samples in a step, and draw y uniformly and eps from U[0, 1); here these come from p(y) and N(0, 1).
+  Its generator has a weight decay of 1e-2.
 
 Batch normalisation: running statistics of the model are shared and averaged, unless they are private, as in the code.
 """

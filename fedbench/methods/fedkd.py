@@ -19,8 +19,7 @@ Deviations:
   approximates the mentee instead of its change.
 - Traffic counts whole matrices. The array `numbers` of a run counts those of U, S and V.
 
-Batch normalisation: each network has its own. The mentee's statistics are averaged; in HtFLlib
-they stay on the client.
+Batch normalisation: each network has its own. The mentee's statistics are averaged; in HtFLlib they stay on the client.
 """
 
 from __future__ import annotations

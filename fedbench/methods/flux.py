@@ -2,13 +2,12 @@
 
 FedAvg runs for `cluster_round` rounds. Then each client describes its samples once and the server groups the clients.
 Each group continues alone from the global model.
-A descriptor summarises the features under that model, the input of the classifier (in the code the flattened output of
-the convolutions, here with `model.classifier=linear`), projected on r = min(K, d) axes. It has the mean and the
-standard deviation of all samples and of each class (-1 if a class has fewer than two samples): 2 + 2 K blocks of r
-numbers. Each block is scaled to [0, 1] over all clients. The axes need no data: they are the principal axes of 200
-points drawn uniformly below 1.02 times the clients' largest feature. DBSCAN joins clients in chains of distances up to
-eps. eps is the elbow (Kneedle) of the sorted distances to the nearest other client, times `eps_scale`. No client is
-noise; a client without a neighbour is a group.
+A descriptor summarises the features under that model, the classifier's input, projected on r = min(K, d) axes. It has
+the mean and the standard deviation of all samples and of each class (-1 if a class has fewer than two samples): 2 + 2 K
+blocks of r numbers. Each block is scaled to [0, 1] over all clients. The axes need no data: they are the principal axes
+of 200 points drawn uniformly below 1.02 times the clients' largest feature. DBSCAN joins clients in chains of distances
+up to eps. eps is the elbow (Kneedle) of the sorted distances to the nearest other client, times `eps_scale`. No client
+is noise; a client without a neighbour is a group.
 A client that no round met needs no labels. It describes all its samples, two blocks, by the model of that moment and
 joins the group whose members' mean is nearest in these blocks.
 
@@ -16,6 +15,7 @@ We know only the abstract of the paper. The description follows the authors' cod
 config.py. No preset follows the text.
 
 Deviations:
+- The features are the input of the last linear layer. The code has that of the first (`model.classifier=linear`).
 - The round is fixed. In the code it is the first after the third in which the mean accuracy rose by less than 0.06,
   which is usually the fourth.
 - The largest feature comes from the training samples. In the code it comes from the validation samples.

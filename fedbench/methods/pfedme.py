@@ -9,9 +9,9 @@ As in the default of the authors' code, theta starts a round at the received w a
 next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`). It leaves open where the K steps start. `restart`
 starts them at the client's current w for each mini-batch, as FedCollab's code does. Without it theta may drift further
 from w than K steps reach.
-The code adds a weight decay of .001 to theta's gradients (`weight_decay`) and scores w_i after training (`scored: w`),
-because its optimiser's parameters, which it takes for theta, are the model's own. So do PFLlib, until 26 May 2023, and
-pFedGraph's code, which also produced FedSaC's row. A later PFLlib scores the received w.
+The code adds a weight decay of .001 to theta's gradients (`weight_decay`). It scores w_i after training (`scored: w`),
+because its optimiser's parameters, which it takes for theta, are the model's own. So does pFedGraph's code, which also
+produced FedSaC's row.
 Deviation: clients outside the cohort do not train. In the paper all clients train, and a sample of them is averaged.
 Batch normalisation: only theta meets data, so the client uses theta's running statistics and uploads them.
 """

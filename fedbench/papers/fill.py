@@ -91,7 +91,8 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
         baseline = runs.baseline_of(job)
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
         if lacking:
-            value = plan.value(runs, job, metric)
+            half = baseline is not None and len(lacking) == 1  # one of the two was made again, the record is of both
+            value = None if half and plan.outdated(runs, job) else plan.value(runs, job, metric)
             if value is None:
                 reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
                 continue

@@ -186,7 +186,7 @@ class Plan:
 
     def is_stored(self, cell: CellRuns, job: Job) -> bool:
         """Return whether all results of `job` are recorded in the table's folder, by code that is accepted."""
-        return not self._outdated(cell, job) and None not in self._values(cell, job)
+        return not self.outdated(cell, job) and None not in self._values(cell, job)
 
     def has(self, cell: CellRuns, job: Job) -> bool:
         """Return whether `job` has a result: its run, or a record of some of its metrics."""
@@ -195,7 +195,7 @@ class Plan:
     def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
         """Return the recorded value of `metric` for `job`, nan if censored; None if no valid one exists.
 
-        One of other code stays valid until a finished run replaces it; one of other samples than those here is not.
+        A value of other samples than those here is not valid. One of other code is, until a finished run replaces it.
         """
         data = None if job.study else self.stored.rows.get(job.key, {}).get("data")  # of a study there is no line
         if data and job.data and data != job.data:
@@ -205,7 +205,7 @@ class Plan:
     def _values(self, cell: CellRuns, job: Job) -> list[float | None]:
         return [self.value(cell, job, each) for each in self.spec.metrics]
 
-    def _outdated(self, cell: CellRuns, job: Job) -> bool:
+    def outdated(self, cell: CellRuns, job: Job) -> bool:
         """Return whether the record of `job` is of other code, which the config does not accept.
 
         Raises:

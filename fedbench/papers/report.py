@@ -606,9 +606,9 @@ def claim(tables: Sequence[TableResult]) -> str:
     ]
     # A row that was not run could be better than the best of the others; what one of these beats is not best.
     tried = [
-        (table, each.headline)
+        (table, bool(each.headline))
         for table, each in found
-        if each.headline_published and (each.headline is False or (each.headline and each.rows == each.published))
+        if each.headline_published and (not each.headline or each.rows == each.published)
     ]
     if not tried:
         return ""

@@ -78,7 +78,6 @@ usage: python -m fedbench redraw [RESULTS] [formats=csv,tex]
 Draw every filled table below RESULTS (default: results) again from its files, as table.md. csv adds cells.csv (every
 value) and the tests that a table allows, tex adds table.tex.
 """
-TEXTS = ("table", "board", "scale", "substitute", "results")  # keys whose values are as they stand, as 2026-01-15
 LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
 COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
@@ -105,7 +104,7 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
         if key in LISTS:
             values[key] = [part.strip() for part in word.strip("[]").split(",")]
         else:
-            values[key] = word if key in TEXTS else _value(key, word)
+            values[key] = word if key == "results" else _value(key, word)  # a folder may be called 2026-01-15
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Selection, values, "the command line"), words
@@ -248,7 +247,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     again = {job.identity for job in undone}
     if unkept := [each for job in jobs if job.identity not in again and (each := job.unkept)]:
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
-        console.print(f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}", markup=False)
+        console.print(
+            f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}; to make them again, delete their folders",
+            markup=False,
+        )
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:

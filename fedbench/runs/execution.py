@@ -15,12 +15,11 @@ from omegaconf import OmegaConf
 
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
-from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, Stale
+from fedbench.core.errors import CheckpointError, FedbenchError, Stale
 from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
-from fedbench.data.datasets.own import OwnData
 from fedbench.data.partition import Partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import pick_trainer
@@ -280,17 +279,13 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     """Refuse a recorder that does not fit; warn of what the config names and the run does not use."""
     for recorder in run.recorders:
         check(recorder, setup)
-    if (run.protocol.score, run.protocol.test.sets) == ("trained", "common"):
-        raise ConfigError(
-            "protocol.test.sets=common scores the global model as clients receive it, protocol.score=trained none as "
-            "received; use protocol.score=received, or protocol.test.sets=local or global"
-        )
     rounds, every, late = run.protocol.rounds, run.protocol.eval_every, run.method.prepare_round
-    optimizer = run.protocol.optimizer
+    optimizer, scored = run.protocol.optimizer, (run.protocol.score, run.protocol.test.sets)
     name, momentum, rate = optimizer.name, optimizer.momentum, f"protocol.optimizer.lr={optimizer.lr:g}"
     for applies, said in (
         (late > rounds, f"{run.labels['method']} prepares after {late} rounds; of {rounds} it never does"),
         (every > rounds > 1, f"protocol.eval_every={every} with {rounds} rounds: only round 0 and the last are scored"),
+        (scored == ("trained", "common"), "protocol.test.sets=common is of models as received, score=trained of none"),
         (name != "sgd" and momentum, f"{name} has no momentum: protocol.optimizer.momentum={momentum} is not used"),
         (name != "sgd" and optimizer.lr >= HIGH, f"{name} with {rate}: its usual rate is {USUAL}"),
     ):
@@ -346,9 +341,9 @@ def named(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str
 def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Sequence[str]) -> None:
     """Log which clients and test split of the data play no part, and that a mean over few test samples is rough."""
     where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
-    given = dataset.rows is None or dataset.part is not None  # the user's own test split, not a random fifth
-    pooled = run.protocol.test.pool and not run.partition.fixes_test
-    if isinstance(run.dataset, OwnData) and given and pooled and dataset.num_train < len(dataset):
+    pooled = run.protocol.test.pool and not run.partition.fixes_test and dataset.num_train < len(dataset)
+    # A fifth that was drawn for testing stands behind the rest; the user's own test samples do in the data, or by part.
+    if dataset.rows is not None and pooled and (dataset.part is not None or (np.diff(dataset.rows) > 0).all()):
         fingerprint.warn_once(
             f"{where}: protocol.test.pool=true deals the test samples of the data to clients like the others; "
             "protocol.test.pool=false does not, and protocol.test.sets=global scores clients' models on them"

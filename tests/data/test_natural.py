@@ -138,10 +138,10 @@ def test_folders_of_folders_are_clients(where: str, tmp_path: Path) -> None:
 
 
 def test_a_validation_folder_is_no_client(tmp_path: Path) -> None:
-    for split in ("Train", "val"):
+    for split in ("Train", "val", "more"):
         (folder := tmp_path / split / "cat").mkdir(parents=True)
         Image.new("RGB", (16, 16)).save(folder / "0.png")
-    with pytest.raises(FedbenchError, match="has the folders train, val; name them train and test"):
+    with pytest.raises(FedbenchError, match="has the folders Train and val; the names of splits are train and test"):
         ImageFolder(path=str(tmp_path)).load()
 
 
@@ -239,6 +239,9 @@ def test_a_split_file_numbers_the_rows_of_the_user(tmp_path: Path) -> None:
             assert sorted(data.x[kept, 0, 0, 0].tolist()) == sorted(rows), name
         found.save(tmp_path / "kept.npz")  # which has the data's fingerprint
         assert make_partition(FileSplit(path=str(tmp_path / "kept.npz")), data, Protocol(), 0).hash == found.hash
+        few = loaded("dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "dataset.limit=30")
+        assert few.rows is not None
+        assert few.x[:, 0, 0, 0].tolist() == few.rows.tolist()
         np.savez(tmp_path / "far.npz", **{**lists, "train_0": [3, N]})
         with pytest.raises(ConfigError, match="names sample 54, which the data set, of 54, does not have"):
             make_partition(FileSplit(path=str(tmp_path / "far.npz")), data, Protocol(), 0)
@@ -264,8 +267,11 @@ def test_a_test_split_that_is_dealt_to_clients_is_told(tmp_path: Path, caplog: p
 def test_test_samples_of_other_clients_are_refused(tmp_path: Path) -> None:
     apart: dict[str, Any] = {"x": X[:40], "y": Y[:40], "client": CLIENT[:40], "x_test": X[40:], "y_test": Y[40:]}
     np.savez(tmp_path / "a.npz", **apart, client_test=np.repeat("east", 14))
+    chosen = (*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'a.npz'}")
     with pytest.raises(FedbenchError, match="no client with training samples has a test sample of the data"):
-        fedbench.run(*SHORT, "dataset=npz", f"dataset.path={tmp_path / 'a.npz'}")
+        fedbench.run(*chosen)
+    np.savez(tmp_path / "a.npz", **apart, client_test=np.repeat(["east", "north"], 7))
+    fedbench.run(*chosen, "partition.num_clients=2", "partition.min_size=12")  # of whom none has a test sample
 
 
 def test_clients_that_each_modality_repeats_have_no_names(tmp_path: Path) -> None:
@@ -516,6 +522,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"'x0' holds numbers, and '\?'; leave missing values empty",
     ),
     "infinite": ({"x0": [np.inf, *X[1:, 0]]}, {}, "column 'x0' holds inf at 0"),
+    "no number": ({"x0": [-1.797e308, *X[1:, 0]]}, {}, "column 'x0' holds -1.797e.308 at 0; leave missing values"),
     "another part": ({"part": "dev"}, {"split": "part"}, "split is 'dev' at 0; write train, val or test"),
 }
 
@@ -559,9 +566,10 @@ def test_numbers_that_a_file_keeps_as_words(tmp_path: Path) -> None:
         {"a": ["1.5", None, *map(str, range(52))], "long": [f"{10**25 + i}" for i in range(N)], "y": Y}
     )
     texts["decimal"] = [Decimal(i) / 4 for i in range(N)]
+    texts["kind"] = pd.Categorical(np.where(np.arange(N) % 2, "1", "2"))
     texts.to_parquet(tmp_path / "texts.parquet")
     read = OwnTable(path=str(tmp_path / "texts.parquet"), target="y").load()
-    assert read.columns == ((), (), ())
+    assert read.columns == ((), (), (), ("1", "2"))
     assert read.rows is not None
     rows = np.argsort(read.rows)
     np.testing.assert_array_equal(read.x[rows, 0, 0, 0], [1.5, np.nan, *range(52)])
@@ -569,16 +577,21 @@ def test_numbers_that_a_file_keeps_as_words(tmp_path: Path) -> None:
 
 
 def test_numbers_too_close_for_float32_stay_apart(tmp_path: Path) -> None:
-    """Such as the seconds since 1970; all other tables are kept as float32."""
+    """Such as the seconds since 1970; others are kept as float32, with gaps or one number in a column too."""
     seconds = 1.7e9 + np.arange(N)
     for name, times, kind in (("since 1970", seconds, np.float64), ("from 0", seconds - 1.7e9, np.float32)):
-        path = csv(tmp_path, time=times)
+        path = csv(tmp_path, time=times, gap=np.nan, one=0.1)
         read = OwnTable(path=path, target="ill", client="site").load()
         assert read.x.dtype == kind, name
         scaled = fitted(read, np.arange(N)).x[:, 0, 0, 4]
         expected = (np.arange(N) - np.arange(N).mean()) / np.arange(N).std()
         np.testing.assert_allclose(scaled, expected, atol=1e-6, err_msg=name)
         assert scaled.dtype == np.float32
+    apart = {"x": seconds[:40, None], "y": Y[:40], "x_test": seconds[[4, 9], None] + 128, "y_test": Y[:2]}
+    np.savez(tmp_path / "apart.npz", **apart)
+    few = Npz(path=str(tmp_path / "apart.npz")).load()
+    assert few.x[-2:, 0, 0, 0].tolist() == [1.7e9 + 132, 1.7e9 + 137], "test samples, few, are as exact"
+    assert Npz(path=str(tmp_path / "apart.npz"), mean=(1.7e9,), std=(10.0,)).load().x.dtype == np.float32
     run = fedbench.run(*SHORT, *table(path := csv(tmp_path, time=seconds)), save_models=True)
     rows = pd.read_csv(path).iloc[run_partition(run).test[0]].drop(columns=["site", "ill"])
     np.testing.assert_allclose(run.predict(0, rows).scores, run.predict(0).scores, atol=1e-6)

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedbench.config import compose
 from fedbench.config.schema import OptimizerConfig, TestConfig
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock
@@ -344,7 +343,10 @@ def test_the_global_model_alone_on_the_whole_test_set(tmp_path: Path) -> None:
     assert "acc_on_global" not in common
 
 
-def test_the_global_model_is_scored_as_received_or_not_at_all(tmp_path: Path) -> None:
+def test_a_score_of_trained_models_alone_leaves_the_global_one_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     chosen = ["method=fedavg", "protocol.test.pool=false", "protocol.test.sets=common", "protocol.score=trained"]
-    with pytest.raises(ConfigError, match=r"sets=common scores the global model .* use protocol.score=received"):
-        execute(resolve(compose.compose([*chosen, "progress=none", f"runs_dir={tmp_path}"])))
+    run = execute(resolve(compose.compose([*chosen, "protocol.rounds=1", "progress=none", f"runs_dir={tmp_path}"])))
+    assert "acc_on_common" not in run.row
+    assert "protocol.test.sets=common is of models as received, score=trained of none" in caplog.text

@@ -176,7 +176,7 @@ def test_draws_of_the_simplex_and_of_the_ball_point_by_point() -> None:
 def test_whose_models_fedfomo_sends_by_loops(epsilon: float, round_: int) -> None:
     """By P, ties by lot; where a candidate is explored, its rank is its lot; nobody's own, nobody of other servers.
 
-    Nor a client that has uploaded nothing.
+    Nobody who has uploaded nothing.
     """
     method = FedFomo(M=3, epsilon=epsilon, decay=0.05)
     chosen = setup(method, federation((5,) * 7))

@@ -40,6 +40,7 @@ KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # nu
 APART = 3.0  # times the deviation of the training samples at which test samples are on another scale
 EXACT = 2**53  # whole numbers up to it are told apart as floats
 EXACT_32 = 2**24  # and as float32, in which samples are kept
+LOST = 1e-5  # share of a column's range by which float32 may change a number
 PIXELS = 255  # whole numbers that span more are no pixels
 MISSING = ("", "nan", "none", "<na>")  # what a label that is missing becomes as a word
 WORDS = 8  # token numbers of a sample, at least
@@ -120,13 +121,14 @@ class OwnData(DataSource):
         columns = tuple(
             tuple(words[end - count : end]) for count, end in zip(np.diff(ends, prepend=0), ends, strict=True)
         )
-        given = self.mean is not None or self.std is not None
+        if given := self.mean is not None or self.std is not None:
+            x = x.astype(np.float32) if x.dtype == np.float64 else x
         return Dataset(
             *(self.label, x, y, count, classes, self.mean or mean, self.std or std, scale),
             domain=arrays.get("domain"),
             names=names,
             part=arrays.get("part"),
-            rows=arrays.get("rows"),
+            rows=arrays["rows"],
             columns=() if given else columns,
             inputs=inputs,
             estimates=bool(names) and not (given or columns or "tokens" in arrays),
@@ -246,9 +248,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         raise DataCorrupt(f"{path}: {error}") from error
     x, y = x[order], y[order]
     owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
-    more = {name: each[order] for name, each in more.items()}
-    if not np.array_equal(order, np.arange(len(y))):
-        more["rows"] = order
+    more = {"rows": order} | {name: each[order] for name, each in more.items()}
     said += _doubts(names, y, count)
     seen = np.nan_to_num(x[:count].astype(np.float64), copy=False)
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
@@ -377,7 +377,9 @@ def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:
 
 
 def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[Any]:
-    """The samples of both splits as one array [n, C, H, W], see `_shaped`; with `raw` it may contain nan.
+    """The samples of both splits as one array [n, C, H, W], uint8 or float32; with `raw` it may contain nan.
+
+    A table is float64 if float32 loses a part of a column's range, as of seconds since 1970.
 
     Raises:
         ValueError: an impossible shape, no numbers, values that are not finite, or splits that differ in these.
@@ -395,7 +397,13 @@ def _samples(parts: Sequence[NDArray[Any]], kind: str, *, raw: bool) -> NDArray[
                 f"{len(odd)} of {len(part)} {split} samples, the first at {odd[0]}, hold nan, inf or a number outside "
                 "float32; leave them out, or replace the value"
             )
-    return np.concatenate(read)
+    rounded = np.concatenate(read)
+    if kind != "table":
+        return rounded
+    exact = np.concatenate(parts).astype(np.float64).reshape(rounded.shape)
+    span = np.ma.masked_invalid(exact).ptp(axis=0).filled(0)  # nan marks gaps
+    lost = (span > 0) & (np.nan_to_num(np.abs(exact - rounded)).max(axis=0) > LOST * span)
+    return exact if lost.any() else rounded
 
 
 def _labels(parts: Sequence[NDArray[Any]], *, quantity: bool) -> tuple[NDArray[Any], list[str]]:
@@ -527,7 +535,7 @@ def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
 
 
 def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
-    """Return `x` as [n, C, H, W], uint8 or float32, or of a table what `_rounded` returns.
+    """Return `x` as [n, C, H, W], uint8 or float32; numbers too large for it become inf.
 
     Tables and tokens become [n, 1, 1, d], series [n, C, 1, T].
 
@@ -538,8 +546,8 @@ def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
         raise ValueError(f"samples must be numbers, got {x.dtype}")
     if kind == "tokens" and not (np.array_equal(x, np.trunc(x)) and x.min(initial=0) >= 0 and x.max() < EXACT_32):
         raise ValueError(f"token numbers must be whole, from 0 to {EXACT_32 - 1}, got {x.min()} to {x.max()}")
-    if x.dtype != np.uint8 or kind != "image":
-        x = _rounded(x, exact=kind == "table")
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = x if x.dtype == np.uint8 and kind == "image" else x.astype(np.float32)
     if 0 in x.shape:
         raise ValueError(f"samples must not be empty, got {list(x.shape)}")
     if kind == "series" and x.ndim in (2, 3):
@@ -554,22 +562,6 @@ def _shaped(x: NDArray[Any], kind: str) -> NDArray[Any]:
         last = x.shape[3] in (*COLOURS, 4) and x.shape[1] not in COLOURS
         return x.transpose(0, 3, 1, 2) if last else x
     raise ValueError(f"samples must be [n, d], [n, H, W], [n, C, H, W] or [n, H, W, C], got {list(x.shape)}")
-
-
-def _rounded(x: NDArray[Any], *, exact: bool) -> NDArray[Any]:
-    """Return `x` as float32, where numbers too large for it become inf.
-
-    With `exact` x [n, d] stays float64 if float32 makes two numbers of a column one, such as the seconds of a day since
-    1970, or one inf: columns are standardised later.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = x.astype(np.float32)
-    if not exact or x.ndim != 2:
-        return rounded
-    columns = zip(x.T, rounded.T, strict=True)
-    lost = any(len(np.unique(one)) > len(np.unique(two)) or np.isinf(two).sum() > np.isinf(one).sum()
-               for one, two in columns)  # fmt: skip
-    return x.astype(np.float64) if lost else rounded
 
 
 @dataclass(frozen=True)
@@ -610,8 +602,9 @@ class ImageFolder(OwnData):
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         splits = _splits(path)
-        if len(splits) == 1 and (names := {each.name.lower() for each in _classes(path)}) and names <= {*SPLIT}:
-            raise DataCorrupt(f"{path} has the folders {', '.join(sorted(names))}; name them train and test")
+        parts = [each.name for each in _classes(path) if each.name.lower() in SPLIT]
+        if len(splits) == 1 < len(parts):
+            raise DataCorrupt(f"{path} has the folders {' and '.join(parts)}; the names of splits are train and test")
         train, *test = [self._split(split, report) for split in splits]
         return train, test[0] if test else None
 

@@ -134,7 +134,7 @@ class OwnTable(OwnData):
         if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
             return self._numbers(column, name), []
         words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
-        if name not in self.categories:
+        if name not in self.categories and not isinstance(column.dtype, pd.CategoricalDtype):
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
             if numbers.any() and numbers.all():  # as words, such as decimals
                 return self._numbers(column, name), []
@@ -155,10 +155,10 @@ class OwnTable(OwnData):
         """Return the numbers of a column, nan for missing ones.
 
         Raises:
-            ValueError: one is infinite.
+            ValueError: one is infinite, or outside float32.
         """
         values = _codes(column, [])
-        if len(odd := np.flatnonzero(np.isinf(values))):
+        if len(odd := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
             raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
         return values
 

@@ -28,7 +28,7 @@ class Pool:
     domain: Ints | None = None  # [m]
     origin: str = ""  # name-fingerprint of the data set
     part: NDArray[np.int8] | None = None  # [m], place in PARTS of each sample, if the data give it
-    rows: Ints | None = None  # of each sample of the data set: its place in the user's data, if that is another
+    rows: Ints | None = None  # of each sample of a user's own data set: its place there
     tested: int = 0  # number of samples of the test split, which come last
     seed: int = 0  # seed of the partition, for programs with a seed for each
 

@@ -1,12 +1,16 @@
 """file: a split made elsewhere, or by an earlier run, so that a comparison uses the same samples.
 
 The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for clients 0, 1, ... of indices into the train
-split followed by the test split, or into a user's own data in their order (of many clients also `train` end to end,
-with `train_sizes`, the samples of each; and so on). Optional: `val_<i>`, and what a run of fedbench adds to its own
-`partition.npz` (`dataset`, NAME-FINGERPRINT or the name alone, to refuse a split of other data; with a fingerprint
-indices are into the data set as it is kept, training samples first; `rotation`, `corners`, `label_map`, which are
-applied again; `label`, `seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>`
-validation samples; a run that had none writes them all empty, which counts as without.
+split followed by the test split, or into a user's own data in their order. Of many clients it may have `train` end to
+end, with `train_sizes`, the samples of each; and so on. Optional: `val_<i>`, and what a run of fedbench adds to its own
+`partition.npz`:
+
+- `dataset`, NAME-FINGERPRINT or the name alone, to refuse a split of other data. With a fingerprint indices are into
+  the data set as it is kept, training samples first.
+- `rotation`, `corners`, `label_map`, `looks`, which are applied again; `label`, `seed`, `classes`.
+
+Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples; a run that had none writes
+them all empty, which counts as without.
 A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
 """
 
@@ -61,7 +65,8 @@ class FileSplit(PartitionSpec):
         if made_for not in (pool.origin, name):
             raise ConfigError(
                 f"{self.path} divides {made_for}, this data set is {pool.origin} (its name and a hash of its samples); "
-                "use that data set without a limit, or write only the name into the array 'dataset'"
+                "use that data set without a limit"
+                + (", or write only the name into the array 'dataset'" if pool.rows is None else "")
             )
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
         if pool.rows is not None and made_for != pool.origin:  # else a run of fedbench wrote it

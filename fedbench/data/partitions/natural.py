@@ -52,7 +52,7 @@ class Natural(PartitionSpec):
             return [pool.index[lists[i]] for i in kept]
 
         tested = any(len(test[i]) for i in kept)
-        if not tested and part.max(initial=0) == PARTS.index("test"):
+        if any(map(len, test)) and not any(len(test[i]) for i in range(len(owned)) if len(train[i])):
             raise ConfigError(
                 "partition=natural: no client with training samples has a test sample of the data; give test samples "
                 "the names of these clients, or leave the split out, so that the protocol splits"

@@ -15,7 +15,7 @@ from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection
 from fedbench.papers.spec import RowSpec
 from fedbench.papers.store import Cell, TableResult
-from fedbench.runs import fingerprint
+from fedbench.runs import execution, fingerprint
 from tests.helpers.codes import edit
 from tests.helpers.tiers import tiered
 
@@ -83,6 +83,23 @@ def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_
     table, count = recorded.read_marked(tmp_path)
     assert table.stale == {("r", "c"): ("method of the baseline",)}
     assert (count.runs, count.changed) == (2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_value_and_its_baseline_are_of_one_code(tmp_path: Path, half: int) -> None:
+    """Where one of the two is made again, the recorded value of both is none of today's."""
+    record, old = record_of(tmp_path), "method:000000000000"
+    selection = Selection(overrides=(f"runs_dir={tmp_path}", "stale=rerun"))
+    (cell,) = plan.make(toy(), selection, record).cells
+    both = [*cell.jobs, *cell.baselines]
+    rows = {job.key: {"key": job.key, "seed": 0, "code": old} for job in both}
+    outdated = dataclasses.replace(record, rows=rows)
+    assert {each.values for each in fill.fill(plan.make(toy(), selection, outdated)).cells} == {(50.0,)}
+    execution.execute(both[half].config)
+    again = plan.make(toy(), selection, outdated)
+    assert {each.values for each in fill.fill(again).cells} == {()}
+    assert [job.key for job in again.missing()] == [both[1 - half].key]
 
 
 @pytest.mark.parametrize("rows", [(), ("another",)])
