@@ -499,11 +499,6 @@ def test_what_arrays_are_taken_for(x: np.ndarray, kind: str) -> None:
     assert own._kind_of(x) == kind
 
 
-def test_a_table_of_bytes_is_told_to_be_pixels(caplog: pytest.LogCaptureFixture) -> None:
-    loaded(data=((X > 0).astype(np.uint8), Y, CLIENT))
-    assert "samples [4] of uint8 were taken for pixels; dataset.kind=table: for columns of quantities" in caplog.text
-
-
 # ---- bad input
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

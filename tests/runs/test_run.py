@@ -58,7 +58,9 @@ def told(
     test = TestConfig(sets=sets, val_fraction=0.1 if sets == "validation" else 0.0)
     method, protocol = (
         SimpleNamespace(prepare_round=prepares),
-        SimpleNamespace(rounds=2, eval_every=every, test=test, optimizer=optimizer, local=LocalConfig()),
+        SimpleNamespace(
+            rounds=2, eval_every=every, test=test, score="received", optimizer=optimizer, local=LocalConfig()
+        ),
     )
     labels = {"method": "late", "dataset": "digits", "partition": "dir0.1"}
     chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels=labels, partition_seed=seed)
@@ -149,7 +151,7 @@ def test_checkpoints_come_every_so_many_seconds_and_rounds(
         settings=SimpleNamespace(
             checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds), save_models=False, progress="none"
         ),
-        model=SimpleNamespace(dealt=lambda _: (None,)),
+        model=SimpleNamespace(dealt=lambda _: (None, None)),
         hardware=None,
         recorders=(),
     )

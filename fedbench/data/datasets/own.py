@@ -493,8 +493,6 @@ def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
             f"samples are integers from {x.min()} to {x.max()}, taken for quantities; dataset.kind=tokens: for "
             "token numbers"
         )
-    elif x.dtype == np.uint8 and x.ndim == 2:
-        line = f"samples {shape} of uint8 were taken for pixels; dataset.kind=table: for columns of quantities"
     return [line] * bool(line)
 
 
