@@ -32,12 +32,6 @@ SETTINGS = (
     "force",
     "stale",
 )
-PRECISION = "hardware.precision"
-
-
-def is_setting(key: str) -> bool:
-    """Whether the value at `key` of a run's config changes no result."""
-    return key != PRECISION and key.partition(".")[0] in SETTINGS
 
 
 def key_of(override: str) -> str:
@@ -83,6 +77,14 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     except (HydraException, OmegaConfBaseException, FedbenchError):  # the last: of a default that is not chosen
         config = _by_hydra(overrides)  # its message is of all overrides
     return suited(config, overrides)
+
+
+def changes_nothing(override: str) -> bool:
+    """Return whether an override changes no result; one of the hardware does by its precision, however that is set."""
+    key = key_of(override)
+    if key.partition(".")[0] == "hardware":
+        return bool(compose([override]).hardware.precision == "float32")
+    return key.partition(".")[0] in SETTINGS
 
 
 @functools.lru_cache(maxsize=4096)

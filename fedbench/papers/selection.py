@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from fedbench.config import schema
-from fedbench.config.compose import compose, is_setting, key_of
+from fedbench.config.compose import changes_nothing, compose, key_of
 from fedbench.config.fields import Component, positive, typed
 from fedbench.core.errors import ConfigError
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
@@ -130,7 +130,7 @@ class Selection(Component):
     @cached_property
     def settings(self) -> tuple[str, ...]:
         """The overrides of every run that change no result, such as runs_dir=DIR."""
-        kept = (text for text in self.overrides if text not in self.launcher and _changes_nothing(text))
+        kept = (text for text in self.overrides if text not in self.launcher and changes_nothing(text))
         return ("progress=none", *kept)
 
     @property
@@ -138,14 +138,6 @@ class Selection(Component):
         """The overrides of every run that change results, such as model=lenet5."""
         others = (*self.launcher, *self.settings)
         return tuple(text for text in self.overrides if text not in others)
-
-
-def _changes_nothing(override: str) -> bool:
-    """Return whether an override changes no result; one of the hardware does by its precision, however that is set."""
-    key = key_of(override)
-    if key.partition(".")[0] == "hardware":
-        return bool(compose([override]).hardware.precision == "float32")
-    return is_setting(key)
 
 
 def compose_cell(

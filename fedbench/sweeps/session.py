@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages
-from fedbench.config.compose import is_setting, key_of
+from fedbench.config.compose import changes_nothing, key_of
 from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
@@ -325,7 +325,7 @@ def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]
         key: value
         for key, value in outcomes[0].overrides.items()
         if key not in keys
-        and not is_setting(key)
+        and not changes_nothing(f"{key}={value}")
         and not key.startswith("sweep.")
         and all(outcome.overrides.get(key) == value for outcome in outcomes)
     }

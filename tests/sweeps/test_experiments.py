@@ -152,6 +152,8 @@ def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     assert named() == "mine"
     assert named(partition_seed="3") == "mine-partition_seed=3"
     assert named(reference_seed="5", dataset="digits") == "mine-reference_seed=5-dataset=digits"
+    assert named(hardware="{precision:tf32}") == "mine-hardware=_precision_tf32_", "which changes results"
+    assert named(**{"hardware.precision": "float32"}) == named(hardware="cpu") == "mine"
     varied = [JobOutcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
     assert folder_name("mine", varied, swept(varied)) == "mine"
     long = "1" * 40  # which fits, and with another value does not
