@@ -237,7 +237,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
-        f"{amount(cells, 'cell')}, seeds {', '.join(map(str, plan.seeds))}, {amount(len(jobs), 'run')}: "
+        f"{amount(cells, 'cell')}, {amount(len(jobs), 'run')} of seeds {', '.join(map(str, plan.seeds))}: "
         f"{finished} finished, {f'{recorded} recorded in {folder}, ' if recorded else ''}"
         f"{failed} failed, {len(missing)} to do, {at_once} at once",
         soft_wrap=True,

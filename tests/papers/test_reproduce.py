@@ -142,7 +142,7 @@ def test_a_mean_is_missing_as_long_as_one_of_its_parts_is(
     monkeypatch.setattr("fedbench.papers.estimate.estimate_lines", lambda *_: [])
     assert run(tmp_path, "rows=Local") == INCOMPLETE
     said = capsys.readouterr().out
-    assert "\n3 cells, seeds " in said
+    assert "\n3 cells, 2 runs of seeds 0: " in said
     assert "incomplete: 0 of 3 cells asked for are in " in said
 
 
