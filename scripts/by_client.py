@@ -7,7 +7,7 @@ writes RESULTS/clients/fedcollab.md. Its t-test that a published value is one mo
 mean) / (s sqrt(1 + 1/S)), pools s over the ten large or small clients as if they were independent, which those that
 share a model are not; s is at least that of rounding to whole test samples. McNemar's test would need the predictions.
 
-The share of gaining clients (IPR) is tested by client; a table's verdict takes clients for alike. In S + 1 runs, ours
+The share of gaining clients (IPR) is tested by client; a table's verdict treats clients as alike. In S + 1 runs, ours
 and the published one, client i gains T_i times, with the variance T_i (S + 1 - T_i) / ((S + 1) S). The root of their
 sum over N stands in for the binomial floor of fedbench.papers.equivalence; rule and margin are a table's. Exact: if
 ours and theirs are alike, the published run is any of the S + 1, and what gains in it are N independent draws with
@@ -50,20 +50,25 @@ SHOWN = (5, 10, 20, 50, 100, 150, 200)  # rounds; the nearest ones that are kept
 HEAD = """\
 # FedCollab client by client, on its authors' partition
 
-Label shift on Fashion-MNIST, on the partition that the authors publish. Published is their one run of each method, ours
-are {seeds} training seeds on the same clients and test samples (`partition=fedcollab_label_shift_seed0`).
+Label shift on Fashion-MNIST, on the partition that the authors publish. They publish one run of each method. Ours are
+{seeds} training seeds on the same clients and test samples (`partition=fedcollab_label_shift_seed0`).
 
-- **p, seed**: that the published run is one more seed of ours, the spread pooled over the ten large or the ten small
-  clients. **p, exact**: Fisher's exact test of the shares of 350 test samples, cautious as both sides see the same
-  samples. Both adjusted by Holm over the 20 clients. Below 0.05 they are bold.
-- **one more seed**: the interval that holds one further seed of ours with 95 %."""
+- **p, seed** tests whether the published run could be one more seed of ours, with a spread that is pooled over the ten
+  large or the ten small clients.
+- **p, exact** is Fisher's exact test of the shares of 350 test samples. It is cautious, because both sides have the
+  same samples.
+- Holm's method adjusts both over the 20 clients. Values below 0.05 are bold.
+- **one more seed** is the 95 % prediction interval of one further seed of ours."""
 GAINS = """\
-Some clients gain with every seed, some with none, and few now and then, so IPR varies less than the tables' verdicts
-allow for. Its **verdict** here has spreads by client, the tables' margin of one client (5 points), and behind it how
-many seeds on both sides would decide. **gaining**: clients on average over our seeds, and in the published run; **p,
-exact**: that it is one of our kind. **gains**: the gain on Local, ours - published, paired over clients, with its 90
-% interval; within one point either way gains are equivalent. Made after outcomes had been seen: exploratory, and in
-no count."""
+Most clients gain with every seed or with none, so IPR varies less than the tables' verdicts assume. We made this test
+after we had seen outcomes, so it is exploratory, and no count contains it.
+
+- **verdict, seeds** is a test with spreads by client and the tables' margin of one client (5 points), and the number of
+  seeds on both sides that would decide.
+- **gaining** is the number of clients that gain: the mean over our seeds, and that of the published run. **p, exact**
+  tests whether the published run could be one of ours.
+- **gains** is the difference in gain over Local, ours - published, paired over clients, with its 90 % interval. Gains
+  are equivalent if it lies within one point."""
 
 
 def collect(results: Path) -> tuple[Frames, Frames]:
@@ -141,7 +146,7 @@ def every_client(shown: Frames) -> Iterator[str]:
         yield (
             f"- {LABELS[key]}: mean of ours - published {gap.mean():+.2f} [{low:.2f}, {high:.2f}] (paired over "
             f"clients, p = {paired.pvalue:.2f}), mean of the absolute values {np.abs(gap).mean():.2f}, largest "
-            f"{np.abs(gap).max():.2f}; {(seed < LEVEL).sum()} of {len(gap)} clients differ beside our seeds, "
+            f"{np.abs(gap).max():.2f}; {(seed < LEVEL).sum()} of {len(gap)} clients differ by our seeds' spread, "
             f"{(exact < LEVEL).sum()} by the exact test"
         )
         cells = map(spread, ours.T), map("{:.2f}".format, published), map(bold, seed), map(bold, exact)
@@ -164,7 +169,7 @@ def curves(shown: Frames) -> Iterator[str]:
             f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest "
             f"absolute value {largest:.2f} after round 10."
         )
-    yield from ("## Rounds", "", "Of the rounds that the table's curves keep.", "")
+    yield from ("## Rounds", "", "The rounds are those of the stored learning curves.", "")
     yield from (*table(*zip(*columns, strict=True)), "", *said)
 
 
@@ -222,7 +227,7 @@ def gaining(clients: Frames) -> Iterator[str]:
         same, rest = (f"{np.mean(each):.2f}" for each in ipr.values())
         rows.append((LABELS[key], len(clients[key]), same, len(ipr[False]), rest))
     yield from ("## Who gains, against which Local", "")
-    yield "A client that is left alone ties with the Local of its own seed, and gains by chance against another's."
+    yield "A client that trains alone ties with the Local of its own seed. It gains on another seed's Local by chance."
     names = ("row", "seeds", "IPR, own Local", "pairs of other seeds", "their mean IPR")
     yield from ("", *table(names, *rows))
 

@@ -71,7 +71,7 @@ def usable(group: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A group of methods: what a client has of its own, for what clients that is made, which methods do so."""
+    """A group of methods: what a client has of its own, for which clients, and the methods."""
 
     name: str
     own: str
@@ -89,8 +89,8 @@ GROUPS = (
     ),
     Kind(
         "server steps",
-        "nothing: all clients share one model, and the server steps as an optimiser does",
-        "the same, where averages converge slowly or oscillate",
+        "nothing: all clients share one model, which an optimiser on the server updates",
+        "the same clients, if averages converge slowly or oscillate",
         "fedavgm fedadagrad fedadam",
     ),
     Kind(
@@ -365,7 +365,7 @@ COLUMNS = {  # of a run's row; SET, RULE, METRIC and MODALITY stand for names
     "variant": "the purpose of a run that was not asked for, such as the Local of IPR and RSD",
     "key data partition_hash code": "hashes of the settings, the samples, the split, and each part of the code",
     "scored precision": "which of a client's models counts; hardware.precision",
-    "task": "regression, where a number is predicted: then what acc and score are of is the explained variance",
+    "task": "regression if a number is predicted; acc and score are then the explained variance, percent",
     "clients of_clients": "number of clients with an accuracy, and of all clients",
     "clients_on_SET clients_ipr": "number of clients with an accuracy on a test set, and with a gain over Local",
     "rounds report average report_first report_last": "length of the run; report rule, its average, its rounds",

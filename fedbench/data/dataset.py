@@ -50,8 +50,8 @@ class Dataset:
     inputs: tuple[str, ...] = ()  # names of its columns
     estimates: bool = False  # true: mean and std are computed from the samples that clients train on
     encode: Callable[[Any], NDArray[np.float32]] | None = None  # maps rows of the user's table to rows of x
-    tokens: int = 0  # x holds token numbers below this number, 0 for padding
-    text: NDArray[np.int32] | None = None  # [n, captions, words] token numbers: 0 padding, 1 an unknown word
+    tokens: int = 0  # x holds token ids below this number, 0 for padding
+    text: NDArray[np.int32] | None = None  # [n, captions, words] token ids: 0 padding, 1 an unknown word
     vocabulary: tuple[str, ...] = ()  # the word of each token number
     target: NDArray[np.float64] | None = None  # [n], of regression: the quantity to predict; classes is then 1
     target_unit: tuple[float, float] = (0.0, 1.0)  # (zero, one): networks predict (target - zero) / one

@@ -1,8 +1,8 @@
 """Unseen clients (protocol.unseen), which no round draws: their scores at the end of a run.
 
-To the run they do not exist. When it is over, the method's state is given rows for them, as `init` makes them, and
-the server sends as to any client; none of their rows enters what others receive. A server that cannot send before it
-knows them (IndexError) prepares them first, as `prepare` would have with the others.
+They take no part in the run. After its last round the method's state gets rows for them, as `init` makes them, and the
+server sends to them as to any client. Their rows do not affect what others receive. A server that cannot send to
+unknown clients (IndexError) first prepares them, as `prepare` did with the others.
 """
 
 from __future__ import annotations

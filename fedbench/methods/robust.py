@@ -1,4 +1,4 @@
-"""Robust averages under attack: a server that does not trust every upload, and clients that do not deserve it.
+"""Robust averages under attack: other averages of the uploads than the mean, and clients that attack them.
 
 The server of a method that averages (`base`) takes another average of the round's C uploads u_k, by `rule`:
 - median: of each entry (Yin et al., ICML 2018);
@@ -7,11 +7,11 @@ The server of a method that averages (`base`) takes another average of the round
   NeurIPS 2017);
 - geometric: argmin_z sum_k (n_k / n) ||u_k - z||, by Weiszfeld's steps (RFA; Pillutla et al., IEEE TSP 2022);
 - mean: the base's own, for comparison.
-A share `attackers` of all clients, drawn once, attacks in every round that it takes part in, by `attack`. Where another
-client would upload u and the server has m, it uploads
+A share `attackers` of all clients, drawn once, attacks in every round in which it takes part. m is the server's model,
+and u what an honest client would upload. By `attack` an attacker uploads
 - sign: m - scale (u - m);
 - noise: u + scale e, with e standard normal;
-- labels: what it trains with each label y as K - 1 - y.
+- labels: what it trains with labels K - 1 - y instead of y.
 
 Deviations:
 - All rules count clients alike, except mean and geometric.
@@ -147,7 +147,7 @@ class Robust(WrapperMethod):
             weights = geometric_median(squared, cohort.weights)
         return trees.mean(uploads, weights)
 
-    # ---- client: labels of attackers are turned around where it trains
+    # ---- client: attackers train with the labels K - 1 - y
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         stages = super().stages(local, clock)

@@ -132,7 +132,7 @@ def _built(name: str, given: Any) -> Model:
 # the representation's dimension, 256. Widths, kernels and pooling are ours:
 # CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), pool 2, ReLU; mean over the map.
 # TextCNN (after Kim, EMNLP 2014): embedding of 128; five convolutions k3 pad 1 over time (128, 128, 256, 256, 256
-# channels), pool 2 after the first two, ReLU; maximum over time. A sample is [1, 1, L] token numbers, all captions of
+# channels), pool 2 after the first two, ReLU; maximum over time. A sample is [1, 1, L] token ids, all captions of
 # an image one after the other; 0 is padding and embedded as zero.
 
 WIDTH = 256  # of the representation, in both
@@ -168,7 +168,7 @@ class CubCNN(Model):
 class TextCNN(Model):
     """Embedding, five convolutions over time, a maximum over time and the classifier."""
 
-    vocabulary: int = at_least(2, 8192)  # token numbers lie below it
+    vocabulary: int = at_least(2, 8192)  # token ids lie below it
     width: int = added(at_least(8, WIDTH))  # of the representation; the layers before it shrink with it
 
     @property
@@ -181,7 +181,7 @@ class TextCNN(Model):
         return self.vocabulary
 
     def view(self, dataset: Dataset) -> Dataset:
-        """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
+        """The captions of each image, one after the other: x [n, 1, 1, captions words] of token ids."""
         if dataset.text is None:
             raise ConfigError(
                 f"model=textcnn reads captions, {dataset.name} was loaded without any: take dataset=captioned, or "
@@ -201,7 +201,7 @@ class TextCNN(Model):
             ConfigError: samples that are no captions.
         """
         if len(shape) != 3 or shape[:2] != (1, 1):
-            raise ConfigError(f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}")
+            raise ConfigError(f"model=textcnn reads token ids of shape [1, 1, L], not images {list(shape)}")
         layers: list[nn.Module] = []
         half = self.width // 2
         channels = half

@@ -1,4 +1,4 @@
-"""Small networks for sequences: word vectors for token numbers, convolutions over time for series."""
+"""Small networks for sequences: word vectors for token ids, convolutions over time for series."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedbench.models.task import Model
 class EmbeddingNet(Model):
     """Mean of word vectors, classifier."""
 
-    vocabulary: int = at_least(2, 8192)  # token numbers lie below it; model=auto: the vocabulary of the data
+    vocabulary: int = at_least(2, 8192)  # token ids lie below it; model=auto: the vocabulary of the data
     width: int = at_least(1, 64)  # width of a word vector
 
     @property
@@ -39,7 +39,7 @@ class EmbeddingNet(Model):
             found = f"has some up to {dataset.tokens - 1}" if dataset.tokens else "has none"
             way = f"model.vocabulary={dataset.tokens}" if dataset.tokens else "dataset=npz with dataset.kind=tokens"
             raise ConfigError(
-                f"model=embedding reads token numbers below {self.vocabulary}, {dataset.name} {found}; take {way}"
+                f"model=embedding reads token ids below {self.vocabulary}, {dataset.name} {found}; take {way}"
             )
         return dataset
 

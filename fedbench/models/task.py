@@ -418,7 +418,7 @@ class Model(Component, ABC):
 
     @property
     def tokens(self) -> int:
-        """Size of the vocabulary if samples are token numbers, else 0."""
+        """Size of the vocabulary if samples are token ids, else 0."""
         return 0
 
     @property

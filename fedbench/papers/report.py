@@ -139,7 +139,7 @@ KINDS = {  # of cells -> the sign, for those who do not see the colour, and the 
     "below": ("▼", "different, ours is lower"),
     INCONCLUSIVE: ("?", "inconclusive"),
     UNDECIDABLE: ("∅", "undecidable: no outcome of so few seeds could be equivalent"),
-    "exploratory": ("†", "exploratory, counted apart"),
+    "exploratory": ("†", "exploratory, counted separately"),
     "open": ("○", "no verdict"),
     "missing": ("–", "not run, or failed"),
 }

@@ -43,7 +43,7 @@ class RowSpec:
     baseline: tuple[str, ...] = ()  # overrides of the baseline run of a ratio, instead of `overrides`
     study: str = ""  # what fills the cell instead of a training run (fedbench.papers.studies)
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> this row's own measure
-    # Why its verdicts are counted apart: its setting was chosen after seeing outcomes. A mapping says it by override of
+    # Why its verdicts are counted separately: its setting was chosen after an outcome. A mapping says it by override of
     # what is left open: the choice decides something there alone.
     exploratory: Any = None
 

@@ -21,18 +21,19 @@ from fedbench.runs.progress import amount
 FILE = "verdicts.md"
 
 
-COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
+COLUMNS = ("values", "table rows", *JUDGED_KINDS)
 
 
 HEAD = """\
 # How many values have which verdict
 
-Our values beside published ones, at the papers' settings, by table. A value is exploratory if its setting was chosen
-after its outcome was seen; such values have their own columns. A value that stands in several tables, such as
-FedCollab's own, counts once in the last lines. [docs/verdicts.md](../docs/verdicts.md) defines the words.
+The table counts our values at the papers' settings by their verdict beside the published value. A value is exploratory
+if its setting was chosen after an outcome was seen; such values have their own columns. The last lines count a value
+once that is in several tables, such as those of FedCollab's own row. [docs/verdicts.md](../docs/verdicts.md) defines
+the verdicts.
 
-Values are not independent trials: accuracy, IPR and RSD of a row come from the same runs. The table therefore counts
-rows of runs too. Rows share their seeds, and IPR and RSD share the runs of Local.
+Values are not independent trials. Accuracy, IPR and RSD of a table row come from the same runs, so rows are counted
+too. Rows share their seeds, and IPR and RSD share the runs of Local.
 
 """
 
@@ -161,7 +162,8 @@ def count_table(found: Sequence[Judged]) -> str:
         counted = _count_cells([each for each in found if each.folder == folder])
         lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
     for each in tally_verdicts(found):
-        label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
+        setting = each.setting or "paper's setting"
+        label = f"{each.paper}, {setting}, {len(each.tables)} tables, each value once"
         lines.append([label.replace(" 1 tables", " 1 table"), *_count_cells(each.values)])
     return markdown(lines)
 

@@ -260,8 +260,8 @@ def sentences(layout: Layout) -> Iterator[str]:
         "A cell shows ours, the published value, and the difference with its 95 % interval and Hedges' g. "
         "≈ equivalent: the 90 % interval of the difference lies inside the margin. ≠ different: the 95 % interval lies "
         "outside it. ? inconclusive: neither; the number is how many of our seeds would decide. ∅ undecidable: "
-        "neither, and no outcome of so few seeds could be equivalent; the number is how many could (`both`: on "
-        "both sides). docs/verdicts.md defines the test."
+        "neither, and no outcome of so few seeds could be equivalent; the number is how many seeds could be (`both`: "
+        "on both sides). docs/verdicts.md defines the test."
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
@@ -297,8 +297,8 @@ def _partitions(table: TableResult) -> Iterator[str]:
             )
         else:
             yield (
-                f"{where}Each seed draws its own partition, so intervals contain the draw and the training. If the "
-                "paper used one partition, its spread does not show that draw, which may cause a difference."
+                f"{where}Each seed draws its own partition, so intervals cover the draw and the training. If the "
+                "paper used one partition, its spread does not cover the draw, and the draw may cause a difference."
             )
 
 
@@ -319,7 +319,7 @@ def _keeps(override: str, draw: str | None) -> bool:
 
 def _count_notes(table: TableResult) -> Iterator[str]:
     what = "cells beside a published value" if table.spec.varies else "published values"
-    for exploratory, before in ((False, "Of"), (True, "Exploratory values, counted apart: of")):
+    for exploratory, before in ((False, "Of"), (True, "Exploratory values, counted separately: of")):
         if found := counts(table, exploratory=exploratory):
             words = ", ".join(f"{found[kind]} {kind}" for kind in JUDGED_KINDS)
             yield f"{before} {found.total()} {what}: {words}, {found[NONE]} without a verdict."
@@ -429,8 +429,8 @@ def fewer_clients(table: TableResult) -> Iterator[str]:
     if table.fewer:
         told = (f"{row} / {column} {scored} of {every}" for (row, column), (scored, every) in table.fewer.items())
         yield (
-            "Some clients were never scored (no test sample, or never drawn). Clients behind a mean, the fewest of a "
-            f"seed: {', '.join(told)}."
+            "Some clients were never scored (no test sample, or never drawn). Number of clients in a mean, in the seed "
+            f"with the fewest: {', '.join(told)}."
         )
 
 

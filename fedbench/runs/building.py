@@ -49,7 +49,7 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
     if dataset.tokens and not all(network.tokens for network in run.model.networks.values()):
         raise ConfigError(
-            f"{dataset.name} holds token numbers, which model={run.model.label} would read as numbers; use "
+            f"{dataset.name} holds token ids, which model={run.model.label} would read as numbers; use "
             "model=embedding, or dataset.kind=table if they are"
         )
     if partition.looks is not None and 1 < dataset.shape[0] <= partition.looks[..., 1].max():
@@ -179,7 +179,7 @@ class ScoredModels:
                     f"{', '.join(map(str, federation.shape))}]"
                 )
             if self._tokens and array.size and not (array.min() >= 0 and array.max() < self._tokens):
-                raise ConfigError(f"x holds {array.min()} to {array.max()}; token numbers are 0 to {self._tokens - 1}")
+                raise ConfigError(f"x holds {array.min()} to {array.max()}; token ids are 0 to {self._tokens - 1}")
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")

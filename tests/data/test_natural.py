@@ -465,9 +465,9 @@ def test_tokens_bring_an_embedding_and_series_a_convolution(tmp_path: Path, capl
         (["model=mlp", "dataset.kind=image"], "mlp200x200"),
     ):
         assert resolve(compose([*overrides, *given((tokens, y))])).model.label == label
-    with pytest.raises(ConfigError, match="holds token numbers, which model=mlp200x200 would read as numbers"):
+    with pytest.raises(ConfigError, match="holds token ids, which model=mlp200x200 would read as numbers"):
         fedbench.run(*SHORT, "model=mlp", "partition=homo", data=(tokens, y))
-    with pytest.raises(ConfigError, match=r"reads token numbers below 100, .* has some up to 4999; take model.voc"):
+    with pytest.raises(ConfigError, match=r"reads token ids below 100, .* has some up to 4999; take model.voc"):
         fedbench.run(*SHORT, "model=embedding", "model.vocabulary=100", "partition=homo", data=(tokens, y))
     with pytest.raises(FedbenchError, match="token numbers must be whole, from 0"):
         fedbench.run(*SHORT, "dataset.kind=tokens", data=(tokens - 1.5, y))

@@ -206,7 +206,7 @@ WRITTEN_OUT = [
     *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn),
     *(lenet5_flux, cnn, cnn_padded, cnn1d, embedding, resnet9),
 ]
-WORDS = ("textcnn", "embedding")  # which read token numbers
+WORDS = ("textcnn", "embedding")  # which read token ids
 
 
 @pytest.mark.parametrize("forward", sampled(WRITTEN_OUT, every=3))
@@ -482,7 +482,7 @@ def test_networks_refuse_what_they_cannot_read() -> None:
         ("cnn5", (1, 8, 8), "does not fit"),
         ("simple_cnn", (1, 8, 8), "does not fit"),
         ("fedrema_cnn", (1, 8, 8), "does not fit"),
-        ("textcnn", (3, 32, 32), "token numbers"),
+        ("textcnn", (3, 32, 32), "token ids"),
         ("cnn", (1, 8, 8), "does not fit"),
         ("cub_cnn", (1, 1, 40), "does not fit"),
     ):

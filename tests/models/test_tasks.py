@@ -402,6 +402,6 @@ def test_captions_are_read_word_by_word() -> None:
     with pytest.raises(ConfigError, match="reads captions, toy was loaded without any"):
         TextCNN().view(seen)
     for shape in ((1, 2, 6), (2, 1, 6), (1, 6)):
-        with pytest.raises(ConfigError, match=r"token numbers of shape \[1, 1, L\], not images \["):
+        with pytest.raises(ConfigError, match=r"token ids of shape \[1, 1, L\], not images \["):
             TextCNN().build(shape, 3)
     assert (TextCNN(vocabulary=70).tokens, MLP().tokens) == (70, 0)

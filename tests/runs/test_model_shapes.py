@@ -44,7 +44,7 @@ NO_MODEL = {  # (data set, model): why not
         for name in CLASSES
         for model, reason in (
             ("textcnn", "reads captions"),
-            ("embedding", "reads token numbers"),
+            ("embedding", "reads token ids"),
             ("cub_pair", "clients have 2 different networks"),  # which the default method does not take
             ("small_pair", "clients have 2 different networks"),
         )

@@ -150,7 +150,7 @@ def test_an_unknown_token_number_is_refused_in_one_line(tmp_path: Path) -> None:
         *SHORT[2:], data=(words, np.arange(60) % 2, np.arange(60) % 3), runs_dir=tmp_path, save_models=True
     )
     assert run.predict(0, words).scores.shape == (60, 2)
-    with pytest.raises(ConfigError, match=f"x holds 7 to 500; token numbers are 0 to {words.max()}"):
+    with pytest.raises(ConfigError, match=f"x holds 7 to 500; token ids are 0 to {words.max()}"):
         run.predict(0, [[7, 500, *[8] * 10]])
 
 

@@ -58,7 +58,7 @@ const CellDialog = (() => {
 
   function facts(table, detail, [, column]) {
     const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference], ["verdict", detail.verdict],
-      ["counted apart, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")], ["data", table.columns[column].note]];
+      ["counted separately, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")], ["data", table.columns[column].note]];
     const list = node("dl", "", pairs.filter(([, text]) => text).map(([name, text]) => node("div", "", [node("dt", name), node("dd", text)])));
     const parts = [list];
     if (detail.reason && detail.reason !== detail.verdict) parts.push(node("p", detail.reason));

@@ -135,7 +135,7 @@ def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
     text = render.draw_markdown(table)
     assert "+5.00 [5.00, 5.00]) ≠†" in text
     assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 undecidable, 0 without" in text
-    assert "Exploratory values, counted apart: of 1 published values: 0 equivalent, 1 different" in text
+    assert "Exploratory values, counted separately: of 1 published values: 0 equivalent, 1 different" in text
     assert "- Exploratory (†), B_1: taken after A was seen." in text
     assert r"$\neq$$\dagger$" in render.draw_latex(table)
     line = list(csv.DictReader(io.StringIO(render.draw_csv(table))))[1]

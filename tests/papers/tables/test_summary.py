@@ -32,7 +32,7 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "[b": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
         "[kept": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
         "[c": [0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0],
-        "p, as specified, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
+        "p, paper's setting, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
         "p, partition_seed=0, 1 table, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
     }
     told = "2 equivalent (1 table row), 1 different (1 row); exploratory: 1 inconclusive (1 table row)"
