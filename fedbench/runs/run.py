@@ -160,9 +160,10 @@ class Run:
 
     @cached_property
     def _scored_models(self) -> ScoredModels:
-        from fedbench.runs.building import ScoredModels
+        from fedbench.runs.building import ScoredModels, own_torch
 
-        return ScoredModels(self.config, self.row, self.models)
+        with own_torch():
+            return ScoredModels(self.config, self.row, self.models)
 
     def predict(self, client: int | str, x: ArrayLike | None = None) -> Prediction:
         """Predict with the client's model behind the accuracy in `clients`, for its test samples or for samples `x`.

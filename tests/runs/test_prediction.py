@@ -103,10 +103,10 @@ def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch:
     check(made(tmp_path / "cut", *given))
 
 
-def test_of_a_run_by_an_engine_that_is_gone(tmp_path: Path) -> None:
+def test_of_a_run_by_an_engine_that_is_gone_and_a_gpu_of_another_machine(tmp_path: Path) -> None:
     run = made(tmp_path, "method=fedper", "protocol=quick")
     older = replace(run)
-    older.config["hardware"] |= {"engine": "ray", "address": None}
+    older.config["hardware"] |= {"engine": "ray", "address": None, "device": "cuda:99"}
     assert older.predict(1).scores.tolist() == run.predict(1).scores.tolist()
 
 
