@@ -55,11 +55,13 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
-    are told on standard error; they are missing in what is returned. `data`: as in `run`.
+    are told on standard error; they are missing in what is returned. Swept keys are columns. `data`: as in `run`.
 
     Raises:
         FedbenchError: no run has a result; the reason of the first.
     """
+    import pandas as pd
+
     from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.jobs import hushed
     from fedbench.sweeps.session import swept, tidy
@@ -78,9 +80,11 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
         outcomes = outcomes_of(arguments)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if not finished:
-        reason = next((outcome.failure for outcome in outcomes), "the sweep holds no run")
-        raise FedbenchError(reason.removeprefix("error: "))
-    return tidy(finished, swept(outcomes))
+        raise FedbenchError(next((each.failure for each in outcomes), "the sweep holds no run").removeprefix("error: "))
+    runs: pd.DataFrame = tidy(finished, keys := swept(outcomes))
+    numbers = runs[keys].apply(pd.to_numeric, errors="coerce").dropna(axis="columns")
+    runs[list(numbers)] = numbers
+    return runs
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
