@@ -31,8 +31,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
-        data: samples in memory instead of a data set: `(x, y, client)`, `(frame, "label", "client")`, ... (see
-            fedbench.data.memory).
+        data: samples in memory instead of a data set, such as `(x, y, client)`: see fedbench.data.memory.
         values: the same for keys that are Python names, `seed=0`, `save_models=True`.
 
     Raises:
