@@ -152,6 +152,8 @@ class Prediction:
 class ScoredModels:
     """The models behind the numbers of a finished run."""
 
+    lock = threading.Lock()  # one network computes all models of a run, so threads take turns
+
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any], models: Tree) -> None:
         """`models`: what the run kept, see fedbench.engine.simulation.models.
 
@@ -228,7 +230,8 @@ class ScoredModels:
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")
-        scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
+        with self.lock:
+            scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
         found = scores.double().cpu().numpy()
         return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)
 
