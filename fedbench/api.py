@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.run import Run
@@ -32,8 +31,7 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
-        data: samples in memory instead of a data set: `(x, y, client)`, `(frame, "label", "client")`, ... (see
-            fedbench.data.memory).
+        data: samples in memory instead of a data set, such as `(x, y, client)`: see fedbench.data.memory.
         values: the same for keys that are Python names, `seed=0`, `save_models=True`.
 
     Raises:
@@ -56,11 +54,13 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
-    are told on standard error; they are missing in what is returned. `data`: as in `run`.
+    are told on standard error; they are missing in what is returned. Swept keys are columns. `data`: as in `run`.
 
     Raises:
         FedbenchError: no run has a result; the reason of the first.
     """
+    import pandas as pd
+
     from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.jobs import hushed
     from fedbench.sweeps.session import swept, tidy
@@ -79,9 +79,11 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
         outcomes = outcomes_of(arguments)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if not finished:
-        reason = next((outcome.failure for outcome in outcomes), "the sweep holds no run")
-        raise FedbenchError(reason.removeprefix("error: "))
-    return tidy(finished, swept(outcomes))
+        raise FedbenchError(next((each.failure for each in outcomes), "the sweep holds no run").removeprefix("error: "))
+    runs: pd.DataFrame = tidy(finished, keys := swept(outcomes))
+    numbers = runs[keys].apply(pd.to_numeric, errors="coerce").dropna(axis="columns")
+    runs[list(numbers)] = numbers
+    return runs
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
@@ -166,7 +168,9 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
     if options := [each for each in overrides if each.startswith("-") and not each.startswith(("-m", "--config-dir"))]:
         raise ConfigError(f"{options[0]} is an option of the command line; in Python give overrides, such as 'seed=0'")
     try:
-        with _own_torch():
+        from fedbench.runs.building import own_torch
+
+        with own_torch():
             yield
     except FedbenchError:
         raise
@@ -175,46 +179,3 @@ def _told(overrides: tuple[str, ...]) -> Iterator[None]:
         if line is None:
             raise
         raise FedbenchError(line) from error
-
-
-class _Noted:
-    """The process-wide settings of torch before the first open block of `_own_torch`."""
-
-    lock = threading.Lock()
-    blocks = 0
-    threads = 0
-    dtype: ClassVar[Any] = None  # of a tensor that is made without one
-    precise: ClassVar[dict[Any, bool]] = {}  # part of torch -> whether it may use TensorFloat-32
-
-
-@contextlib.contextmanager
-def _own_torch() -> Iterator[None]:
-    """Suspend the caller's torch modes during the block, and restore its torch settings afterwards."""
-    import torch
-
-    with _Noted.lock:
-        if not _Noted.blocks:
-            _Noted.threads, _Noted.dtype = torch.get_num_threads(), torch.get_default_dtype()
-            torch.set_default_dtype(torch.float32)
-            _Noted.precise.clear()
-            for part in (torch.backends.cuda.matmul, torch.backends.cudnn):
-                with contextlib.suppress(RuntimeError):  # what was set by torch's newer names is not told by this one
-                    _Noted.precise[part] = part.allow_tf32
-        _Noted.blocks += 1
-    try:
-        with contextlib.ExitStack() as left:
-            left.enter_context(torch.inference_mode(mode=False))
-            if torch.get_default_device().type != "cpu":
-                left.enter_context(torch.device("cpu"))
-            for kind in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(kind):
-                    left.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        with _Noted.lock:
-            _Noted.blocks -= 1
-            torch.set_num_threads(_Noted.threads)  # a thread's own too
-            if not _Noted.blocks:
-                torch.set_default_dtype(_Noted.dtype)
-                for part, allowed in _Noted.precise.items():
-                    part.allow_tf32 = allowed

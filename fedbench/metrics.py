@@ -335,13 +335,9 @@ def time_to_accuracy(
         raise ValueError("time_to_accuracy needs one accuracy for each evaluated round, and at least one")
     for index, value in enumerate(accuracy):
         if value >= reference - TIE:
-            return TimeToAccuracy(
-                reference,
-                rounds[-1],
-                rounds[index],
-                None if seconds is None else seconds[index],
-                None if traffic is None else traffic[index],
-            )
+            spent = None if seconds is None else seconds[index]
+            sent = None if traffic is None else traffic[index]
+            return TimeToAccuracy(reference, rounds[-1], rounds[index], spent, sent)
     return TimeToAccuracy(reference, rounds[-1], None, None, None)
 
 

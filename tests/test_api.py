@@ -176,7 +176,7 @@ def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_a_sweep_tells_of_its_failures(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     frame = fedbench.sweep("method=fedprox", *SHORT, runs_dir=runs, **{"method.mu": [0.5, -1]})
-    assert list(frame["method.mu"]) == ["0.5"]
+    assert list(frame["method.mu"]) == [0.5], "a number, as in `load`"
     assert "method.mu must be at least 0" in capfd.readouterr().err
     with pytest.raises(FedbenchError, match=r"^method=fedprox .*method.mu must be at least 0"):
         fedbench.sweep("method=fedprox", *SHORT, runs_dir=runs, **{"method.mu": [-2, -1]})
@@ -189,6 +189,8 @@ def test_load_is_every_run(finished: fedbench.Run, runs: Path) -> None:
     assert mine["protocol.rounds"].item() == 2
     with pytest.raises(FedbenchError, match="no such folder"):
         fedbench.load(runs / "nowhere")
+    with pytest.raises(FedbenchError, match="no such folder"):
+        fedbench.load(finished.folder / "rounds.csv")
     with pytest.raises(ConfigError, match="is no folder: give each by itself"):
         fedbench.load([runs])  # type: ignore[arg-type]
 

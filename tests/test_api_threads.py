@@ -105,7 +105,9 @@ def test_the_caller_s_modes_of_torch_change_nothing_and_are_left_on(mode: str, t
             modes.enter_context(MODES[name]())
         state = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_device()
         run = fedbench.run(*chosen, runs_dir=tmp_path / "mode", save_models=True)
+        predicted = run.predict(1).scores
         now = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_device()
         assert now == state
+    assert predicted.tolist() == plain.predict(1).scores.tolist()
     assert all(torch.equal(run.models[name], leaf) for name, leaf in plain.models.items())
     assert run.clients.equals(plain.clients)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +66,47 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
 
 
+class _Noted:
+    """The process-wide settings of torch before the first open block of `own_torch`."""
+
+    lock = threading.Lock()
+    blocks = 0
+    threads = 0
+    dtype: ClassVar[Any] = None  # of a tensor that is made without one
+    precise: ClassVar[dict[Any, bool]] = {}  # part of torch -> whether it may use TensorFloat-32
+
+
+@contextlib.contextmanager
+def own_torch() -> Iterator[None]:
+    """Suspend the caller's torch modes during the block, and restore its torch settings afterwards."""
+    with _Noted.lock:
+        if not _Noted.blocks:
+            _Noted.threads, _Noted.dtype = torch.get_num_threads(), torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+            _Noted.precise.clear()
+            for part in (torch.backends.cuda.matmul, torch.backends.cudnn):
+                with contextlib.suppress(RuntimeError):  # what was set by torch's newer names is not told by this one
+                    _Noted.precise[part] = part.allow_tf32
+        _Noted.blocks += 1
+    try:
+        with contextlib.ExitStack() as left:
+            left.enter_context(torch.inference_mode(mode=False))
+            if torch.get_default_device().type != "cpu":
+                left.enter_context(torch.device("cpu"))
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    left.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        with _Noted.lock:
+            _Noted.blocks -= 1
+            torch.set_num_threads(_Noted.threads)  # a thread's own too
+            if not _Noted.blocks:
+                torch.set_default_dtype(_Noted.dtype)
+                for part, allowed in _Noted.precise.items():
+                    part.allow_tf32 = allowed
+
+
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """A client's predictions for n samples, in their order, and the true labels; a quantity is in the data's units."""
@@ -109,14 +152,17 @@ class Prediction:
 class ScoredModels:
     """The models behind the numbers of a finished run."""
 
+    lock = threading.Lock()  # one network computes all models of a run, so threads take turns
+
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any], models: Tree) -> None:
         """`models`: what the run kept, see fedbench.engine.simulation.models.
 
         Raises:
             FedbenchError: the run did not keep them, or its data are not on this machine.
         """
-        # How clients were trained plays no part, and may have settings that are gone.
-        hardware = {key: config["hardware"][key] for key in ("device", "precision") if key in config["hardware"]}
+        # How clients were trained plays no part, and may have settings that are gone, or a GPU that is not here.
+        read = {"precision"} if str(config["hardware"].get("device")).startswith("cuda") else {"precision", "device"}
+        hardware = {key: value for key, value in config["hardware"].items() if key in read}
         run = from_plain({**config, "hardware": hardware})
         protocol = run.protocol
         if protocol.report == "mean_last_5":
@@ -150,6 +196,7 @@ class ScoredModels:
             self._state = State(server, kept, none, round=protocol.rounds)
         self._test_set = str(row["test_set"])
 
+    @own_torch()
     def predict(self, client: int, x: ArrayLike | None) -> Prediction:
         """Predict with the model of `client` for samples x [n, ...] in the data set's units; None: its test samples.
 
@@ -183,7 +230,8 @@ class ScoredModels:
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")
-        scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
+        with self.lock:
+            scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
         found = scores.double().cpu().numpy()
         return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)
 

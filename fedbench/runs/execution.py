@@ -287,6 +287,7 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
         (every > rounds > 1, f"protocol.eval_every={every} with {rounds} rounds: only round 0 and the last are scored"),
         (scored == ("trained", "common"), "protocol.test.sets=common is of models as received, score=trained of none"),
         (name != "sgd" and momentum, f"{name} has no momentum: protocol.optimizer.momentum={momentum} is not used"),
+        (name == "adamw" and not optimizer.weight_decay, "adamw without protocol.optimizer.weight_decay is adam"),
         (name != "sgd" and optimizer.lr >= HIGH, f"{name} with {rate}: its usual rate is {USUAL}"),
     ):
         if applies:

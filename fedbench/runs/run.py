@@ -160,9 +160,10 @@ class Run:
 
     @cached_property
     def _scored_models(self) -> ScoredModels:
-        from fedbench.runs.building import ScoredModels
+        from fedbench.runs.building import ScoredModels, own_torch
 
-        return ScoredModels(self.config, self.row, self.models)
+        with own_torch():
+            return ScoredModels(self.config, self.row, self.models)
 
     def predict(self, client: int | str, x: ArrayLike | None = None) -> Prediction:
         """Predict with the client's model behind the accuracy in `clients`, for its test samples or for samples `x`.
@@ -212,10 +213,6 @@ class Run:
             raise unknown("test set", test_set, scored)
         return [float(row[name] or "nan") / 100 for row in self.rounds]
 
-    @property
-    def _title(self) -> str:
-        return str(self.row["method"])
-
     def _lines(self) -> list[tuple[str, str]]:
         row = self.row
         seconds = row.get("seconds_total")
@@ -230,7 +227,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Method, setting and metrics, each in a line."""
-        return "\n".join([self._title, *(f"  {name}: {value}" for name, value in self._lines())])
+        return "\n".join([str(self.row["method"]), *(f"  {name}: {value}" for name, value in self._lines())])
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
@@ -238,7 +235,7 @@ class Run:
             f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
             for name, value in self._lines()
         )
-        return f"<table><caption>{html.escape(self._title)}</caption>{''.join(lines)}</table>"
+        return f"<table><caption>{html.escape(str(self.row['method']))}</caption>{''.join(lines)}</table>"
 
 
 log = logging.getLogger("fedbench")
@@ -264,7 +261,7 @@ def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
 
     folders: set[Path] = set()
     for path in map(Path, paths):
-        if not path.exists():
+        if not (path.is_dir() or (path.name == RESULT and path.exists())):
             raise FedbenchError(f"no runs at {path}: there is no such folder")
         folders |= {each.resolve() for each in ([path.parent] if path.name == RESULT else finished_below(path))}
     rows = [row for folder in sorted(folders) for row in _readable(folder, config)]

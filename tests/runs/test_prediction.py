@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import fedbench
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.runs.config import from_plain
 from tests.helpers.runs import interrupt_after
 from tests.helpers.tiers import tiered
@@ -103,10 +106,29 @@ def test_of_other_engines_and_after_an_interruption(tmp_path: Path, monkeypatch:
     check(made(tmp_path / "cut", *given))
 
 
-def test_of_a_run_by_an_engine_that_is_gone(tmp_path: Path) -> None:
+def test_threads_take_turns_with_the_network_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose leaves one of them would otherwise replace while another computes."""
+    run, predict, inside = made(tmp_path, "method=finetune", "protocol=quick"), LoopedTrainer.predict, list[int]()
+    expected = [run.predict(client).scores.tolist() for client in range(CLIENTS)]
+
+    def watched(*given: Any) -> torch.Tensor:
+        inside.append(1)
+        time.sleep(0.01)
+        assert inside == [1]
+        scores = predict(*given)
+        inside.pop()
+        return scores
+
+    monkeypatch.setattr(LoopedTrainer, "predict", watched)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        found = [*pool.map(lambda client: run.predict(client).scores.tolist(), range(CLIENTS))]
+    assert found == expected
+
+
+def test_of_a_run_by_an_engine_that_is_gone_and_a_gpu_of_another_machine(tmp_path: Path) -> None:
     run = made(tmp_path, "method=fedper", "protocol=quick")
     older = replace(run)
-    older.config["hardware"] |= {"engine": "ray", "address": None}
+    older.config["hardware"] |= {"engine": "ray", "address": None, "device": "cuda:99"}
     assert older.predict(1).scores.tolist() == run.predict(1).scores.tolist()
 
 

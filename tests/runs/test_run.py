@@ -97,7 +97,15 @@ def test_sgd_s_learning_rate_for_adam_is_told_of(caplog: pytest.LogCaptureFixtur
     fit = OptimizerConfig(lr=0.5), OptimizerConfig(name="adam", lr=0.049)
     assert [told(caplog, [3], optimizer=each) for each in fit] == [[], []]
     said = ["adamw with protocol.optimizer.lr=0.1: its usual rate is 0.001"]
-    assert told(caplog, [3], optimizer=OptimizerConfig(name="adamw")) == said
+    assert told(caplog, [3], optimizer=OptimizerConfig(name="adamw", weight_decay=0.01)) == said
+
+
+def test_an_adamw_without_weight_decay_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """torch's has 0.01 by default."""
+    fit = OptimizerConfig(name="adamw", lr=0.001, weight_decay=0.01), OptimizerConfig(name="adam", lr=0.001)
+    assert [told(caplog, [3], optimizer=each) for each in fit] == [[], []]
+    said = ["adamw without protocol.optimizer.weight_decay is adam"]
+    assert told(caplog, [3], optimizer=OptimizerConfig(name="adamw", lr=0.001)) == said
 
 
 def test_rounds_between_scores_beyond_the_run_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
