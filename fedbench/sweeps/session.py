@@ -270,7 +270,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")
     keys = swept(outcomes, (config.x, config.by))
     folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
-    runs = tidy(finished, keys)
+    runs = tidy(finished, list(dict.fromkeys(filter(None, (*keys, config.x)))))  # of an axis also a single value
     write_runs(folder, runs)
     lines = table(runs, keys, config.y)
     write_text(folder / "table.csv", lines.to_csv(index=False))
