@@ -234,7 +234,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     failed = sum(1 for job in undone if job.failure)
     finished = sum(job.finished for job in jobs)
     recorded = len(jobs) - len(undone) - finished
-    console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
+    console.print(plan.provenance.named(plan.spec), style="bold")
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
         f"{amount(cells, 'cell')}, seeds {', '.join(map(str, plan.seeds))}, {amount(len(jobs), 'run')}: "
@@ -243,24 +243,22 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
         soft_wrap=True,
     )
     for line in _undecidable(plan):
-        console.print(line, markup=False)
+        console.print(line)
     again = {job.identity for job in undone}
     if unkept := [each for job in jobs if job.identity not in again and (each := job.unkept)]:
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
-        console.print(
-            f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}; to make them again, delete their folders",
-            markup=False,
-        )
+        said = f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}"
+        console.print(f"{said}; to make them again, delete their folders")
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:
             reasons.setdefault(cell.reason, []).append(cell)
     for reason, lacking in reasons.items():
-        console.print(f"{named(plan, lacking)}: {reason}", markup=False)
+        console.print(f"{named(plan, lacking)}: {reason}")
     if missing:
         print("timing the runs on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
-            console.print(line, markup=False)
+            console.print(line)
 
 
 def _mirrored(table: TableSpec) -> Iterator[str]:
