@@ -46,6 +46,8 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
         given = [*_data(data, [*overrides, *values]), *overrides, *_texts(values)]
         tell_of_doubles(given)
         chosen = resolve(compose([*_texts(QUIET), *given]))
+        if name := chosen.settings.sweep.name:  # of an experiment too, whose values one run would not have
+            raise ConfigError(f"sweep.name={name} needs a sweep; call fedbench.sweep")
         return wait_while_in_use(lambda: execute(chosen))
 
 

@@ -19,6 +19,7 @@ from fedbench import api
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError
 from fedbench.papers import store
+from fedbench.runs import execution
 from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 from fedbench.sample_metrics import METRICS
 from tests.helpers.tiers import sampled
@@ -229,6 +230,14 @@ def test_errors_are_the_command_lines(bad: str, tmp_path: Path, capsys: pytest.C
         fedbench.run(bad, runs_dir=tmp_path)
     assert main([bad, f"runs_dir={tmp_path}"]) == 2
     assert capsys.readouterr().err.strip() == f"error: {caught.value}"
+
+
+@pytest.mark.parametrize("given", ["experiment=fedcollab_c", "sweep.name=fedcollab_c"])
+def test_what_is_of_sweeps_is_refused_of_a_run(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single run would have none of the experiment's values, and keep nothing under the name."""
+    monkeypatch.setattr(execution, "execute", lambda _: pytest.fail("it is made"))
+    with pytest.raises(ConfigError, match=r"sweep\.name=fedcollab_c needs a sweep; call fedbench\.sweep"):
+        fedbench.run(given, runs_dir=tmp_path)
 
 
 @pytest.mark.parametrize("call", [fedbench.run, fedbench.sweep])

@@ -255,8 +255,7 @@ def presets() -> Listing:
             parts = {key: config[key] for key in parts if config[key]}
         whole = {key: value for key, value in config.items() if key not in parts}
         changes = groups.different(config, groups.plain_option("method", usual)) if variant else {}
-        switched = {key: "null" if value is None else value for key, value in changes.items()}
-        shown = groups.parameters(switched if variant else whole) or "-"
+        shown = (groups.parameters(changes, hidden=()) if variant else groups.parameters(whole)) or "-"
         found = domains(groups.registry("method").get(usual)).items()
         said = [f"{key} {domain}" for key, domain in found if key in flat(config)]
         own = ", ".join(text for text in said if text.partition(".")[0] not in parts)

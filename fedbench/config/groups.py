@@ -9,7 +9,7 @@ import io
 import itertools
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -238,17 +238,17 @@ def different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
-    """Return `key=value` of everything that is set; a nested component shows its name, empty values are left out."""
+def parameters(config: Mapping[str, Any], prefix: str = "", hidden: Sequence[Any] = (None, [], "")) -> str:
+    """Return `key=value` of everything that is set; a nested component shows its name, `hidden` values are left out."""
     words = []
     for key, value in config.items():
-        if key in HIDDEN or value in (None, [], ""):
+        if key in HIDDEN or value in hidden:
             continue
         if isinstance(value, Mapping) and key in ("optimizer", "schedule"):  # no component: its name is one of its keys
             name = [f"{prefix}{key}.name={value['name']}"] if "name" in value else []
-            words += [*name, parameters(value, f"{prefix}{key}.")]
+            words += [*name, parameters(value, f"{prefix}{key}.", hidden)]
         elif isinstance(value, Mapping):
-            words.append(f"{key}={value['name']}" if "name" in value else parameters(value, f"{prefix}{key}."))
+            words.append(f"{key}={value['name']}" if "name" in value else parameters(value, f"{prefix}{key}.", hidden))
         else:
             words.append(f"{prefix}{key}={_plain(value)}")
     return ", ".join(word for word in words if word)
@@ -259,7 +259,7 @@ def changed(group: str, plain: Mapping[str, Any]) -> str:
     preset = "_".join(str(plain[key]) for key in ("name", "preset") if plain.get(key))
     if preset not in names(group):
         return ""
-    return parameters(different(plain, plain_option(group, preset)))
+    return parameters(different(plain, plain_option(group, preset)), hidden=())
 
 
 def _plain(value: Any) -> str:
@@ -267,4 +267,4 @@ def _plain(value: Any) -> str:
         return f"[{', '.join(map(_plain, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

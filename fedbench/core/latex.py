@@ -15,6 +15,7 @@ SPECIAL = {
     "_": r"\_",
     "{": r"\{",
     "}": r"\}",
+    "[": "{[}",  # at the beginning of a line it would be an option of the \\ or \midrule before
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",

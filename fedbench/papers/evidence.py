@@ -166,7 +166,7 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int, fa
     nothing = f"nothing is missing{' that can run here' * bool(reasons)}{' but runs that failed' * bool(failed)}"
     console.print(counted if works else nothing)
     for reason, values in reasons.items():
-        console.print(f"{values} values: {reason}", markup=False)
+        console.print(f"{values} values: {reason}")
     _tell_failed(failed)
 
 

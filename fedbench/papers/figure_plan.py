@@ -271,7 +271,7 @@ def draw_figure(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str
     """Draw a figure from its arrays, without any run."""
     paper, _, number = drawn.name.rpartition("_")
     function = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)
-    with style.styled(drawn.name):
+    with style.styled(drawn.name, math=True):
         style.save_as(function(arrays), place, drawn.caption, formats)
 
 

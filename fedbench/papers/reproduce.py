@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.progress import Progress
 
 from fedbench.config.arguments import asks_for_help, split_arguments
@@ -104,9 +105,7 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
         if key in LISTS:
             values[key] = [part.strip() for part in word.strip("[]").split(",")]
         else:
-            values[key] = word if key == "results" else _value(key, word)  # a folder may be called 2026-01-15
-    if "seeds" in values:
-        values["seeds"] = _seeds(values["seeds"])
+            values[key] = _seeds(word) if key == "seeds" else word
     return typed(Selection, values, "the command line"), words
 
 
@@ -117,16 +116,12 @@ def _of_hydra(text: str) -> str:
     return text
 
 
-def _value(key: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read '{key}={text}'; quote it, or see --help") from error
-
-
-def _seeds(given: Any) -> list[int]:
+def _seeds(given: str) -> list[int]:
     """Return `seeds=5` as the first five; `seeds=[0,3]` as it is."""
-    listed = list(range(given)) if type(given) is int else given
+    listed: Any = None
+    with suppress(ValueError):  # JSON, as YAML takes 1:30 for 90 and 010 for 8
+        listed = json.loads(given)
+    listed = list(range(listed)) if type(listed) is int else listed
     if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
         raise ConfigError(f"seeds={given}: give a number (seeds=5, at least 1) or a list (seeds=[0,3])")
     return sorted({*listed})
@@ -234,7 +229,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
     failed = sum(1 for job in undone if job.failure)
     finished = sum(job.finished for job in jobs)
     recorded = len(jobs) - len(undone) - finished
-    console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
+    console.print(plan.provenance.named(plan.spec), style="bold")
     cells = sum(bool(cell.asked) for cell in plan.cells)
     console.print(
         f"{amount(cells, 'cell')}, {amount(len(jobs), 'run')} of seeds {', '.join(map(str, plan.seeds))}: "
@@ -243,24 +238,22 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
         soft_wrap=True,
     )
     for line in _undecidable(plan):
-        console.print(line, markup=False)
+        console.print(line)
     again = {job.identity for job in undone}
     if unkept := [each for job in jobs if job.identity not in again and (each := job.unkept)]:
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
-        console.print(
-            f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}; to make them again, delete their folders",
-            markup=False,
-        )
+        said = f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}"
+        console.print(f"{said}; to make them again, delete their folders")
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:
             reasons.setdefault(cell.reason, []).append(cell)
     for reason, lacking in reasons.items():
-        console.print(f"{named(plan, lacking)}: {reason}", markup=False)
+        console.print(f"{named(plan, lacking)}: {reason}")
     if missing:
         print("timing the runs on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
-            console.print(line, markup=False)
+            console.print(line)
 
 
 def _mirrored(table: TableSpec) -> Iterator[str]:

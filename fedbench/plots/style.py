@@ -98,11 +98,14 @@ def line_figure(
 
 
 @contextmanager
-def styled(name: str) -> Iterator[None]:
-    """Give figures made and saved inside this style; `name`'s SVG is the same file each time."""
+def styled(name: str, *, math: bool = False) -> Iterator[None]:
+    """Give figures made and saved inside this style; `name`'s SVG is the same file each time.
+
+    `math`: what stands between two $ is a formula; else a name such as "$10k-$20k" of a client is drawn as it is.
+    """
     from matplotlib import rc_context
 
-    with rc_context({**RC, "svg.hashsalt": name}):
+    with rc_context({**RC, "svg.hashsalt": name, "text.parse_math": math}):
         yield
 
 

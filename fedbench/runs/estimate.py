@@ -202,18 +202,19 @@ def _done(run: RunConfig, folder_of: FolderOf) -> int:
     return 0
 
 
-def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, *, each: bool = True) -> Iterator[str]:
-    """Yield, if `each`, a line for each of `runs` on whether it is finished; then the time of those that are not.
+def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, variants: Sequence[str] | None) -> Iterator[str]:
+    """Yield, if there are `variants`, which name runs beside their method, whether each is finished; then the time.
 
     The time is that of one after another; a launcher takes less. A run that cannot be built is named with the reason.
     """
     times, waiting, seconds, there = RunTimes(patience=PATIENCE), dict[str, RunConfig](), 0.0, 0
-    for run in runs:
+    for run, variant in zip(runs, variants or [""] * len(runs), strict=True):
         folder = folder_of(run)
         there += (status := found(run, folder)) == "finished"
         waiting |= {one.key: one for one in lacking(run, folder_of)}
-        if each:
-            yield f"{title(folder.labels)} on {', '.join(run.labels[part] for part in PLACE)}: {SAID[status]}"
+        if variants is not None:
+            where = ", ".join(run.labels[part] for part in PLACE)
+            yield f"{title(replace(folder.labels, variant=variant))} on {where}: {SAID[status]}"
     for run in sorted(waiting.values(), key=without_method):
         try:
             seconds += times.expected(run) * (1 - _done(run, folder_of) / run.protocol.rounds)

@@ -307,7 +307,10 @@ class FirstUse:
 
 
 class Output(Console):
-    """Standard output that may be closed early (`| head`) without stopping the run."""
+    """Standard output that may be closed early (`| head`) without stopping the run; brackets in a text are its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         """Discard all further output; rich would end the process."""

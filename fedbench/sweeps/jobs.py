@@ -194,7 +194,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
             from fedbench.runs.estimate import plan_lines
             from fedbench.runs.execution import folder_of
 
-            for line in plan_lines([run], folder_of):
+            for line in plan_lines([run], folder_of, [""]):
                 say(line)
             return JobOutcome(_overrides(), plain=plain)
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other

@@ -90,19 +90,20 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
     from fedbench.runs.estimate import plan_lines
     from fedbench.runs.execution import folder_of
 
-    runs = list[RunConfig]()
-    for overrides in batch:
+    runs, names, planned = list[RunConfig](), list[str](), jobs.is_only_planned()
+    given = [dict(text.lstrip("+").partition("=")[::2] for text in overrides) for overrides in batch]
+    for overrides, name in zip(batch, variants(given), strict=True):
         try:
             runs.append(resolve(compose(overrides)))
+            names.append(name)
         except Exception as error:  # noqa: BLE001, PERF203 - whatever a config can raise
-            if jobs.is_only_planned():
-                code, failure = messages.explained(error, " ".join(overrides))
+            if planned:
+                code, failure = messages.explained(error, " ".join(text.lstrip("+") for text in overrides))
                 jobs.keep(jobs.JobOutcome(code=code, failure=failure))
-    planned = jobs.is_only_planned()
     if not runs:
         return
     try:
-        for line in plan_lines(runs, folder_of, each=planned):
+        for line in plan_lines(runs, folder_of, names if planned else None):
             say(line)
     except Exception:  # an estimate must not end a sweep, whose runs say themselves what fails
         if planned:
@@ -270,7 +271,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")
     keys = swept(outcomes, (config.x, config.by))
     folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
-    runs = tidy(finished, keys)
+    runs = tidy(finished, list(dict.fromkeys(filter(None, (*keys, config.x)))))  # of an axis also a single value
     write_runs(folder, runs)
     lines = table(runs, keys, config.y)
     write_text(folder / "table.csv", lines.to_csv(index=False))

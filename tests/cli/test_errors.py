@@ -15,7 +15,9 @@ from fedbench.config import compose, groups
 from fedbench.config.messages import explained, one_line
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, UnknownName
 from fedbench.data.partitions.file import read_arrays
+from fedbench.papers.evidence import KEYS
 from fedbench.papers.reproduce import select
+from fedbench.papers.selection import Selection
 from fedbench.runs.config import RunConfig, resolve
 from tests.helpers.runner import FakeRunner
 from tests.helpers.said import lacks
@@ -267,12 +269,17 @@ def test_more_samples_than_memory(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.startswith("error: not enough memory: ")
 
 
-@pytest.mark.parametrize("seeds", ["0", "-1", "abc", "[]", "[0,-1]", "[a]", "1.5", "true"])
+@pytest.mark.parametrize("seeds", ["0", "-1", "abc", "[]", "[0,-1]", "[a]", "1.5", "true", "[", "1:30", "010"])
 def test_seeds_that_are_none(seeds: str) -> None:
     with pytest.raises(ConfigError, match=r"seeds=.*at least 1"):
         select(["table=fedcollab_t1", f"seeds={seeds}"])
-    with pytest.raises(ConfigError, match=r"cannot read 'seeds=\['"):
-        select(["table=fedcollab_t1", "seeds=["])
+
+
+def test_hours_of_a_clock_are_no_number_of_hours() -> None:
+    """YAML takes 1:30 for 90."""
+    with pytest.raises(ConfigError, match=r"hours.*could not be converted to Float; give a number"):
+        select(["hours=1:30"], KEYS)
+    assert select(["hours=1.5", "jobs=2", "retry=true"], KEYS)[0] == Selection(hours=1.5, jobs=2, retry=True)
 
 
 def test_seeds_that_are_some() -> None:

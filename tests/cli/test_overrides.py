@@ -124,6 +124,14 @@ def test_what_is_not_as_the_protocol_s_preset_names_adam_and_its_step(toy: Path)
     assert groups.changed("protocol", run.plain["protocol"]) == "optimizer.name=adam, optimizer.lr=0.01"
 
 
+def test_what_a_protocol_s_preset_has_and_a_run_has_not_is_named() -> None:
+    own = groups.plain_option("protocol", "fedsac")
+    assert groups.changed("protocol", {**own, "augment": []}) == "augment=[]"
+    clipped = groups.plain_option("protocol", "fedrema")
+    unclipped = {**clipped, "optimizer": {**clipped["optimizer"], "clip": None}}
+    assert groups.changed("protocol", unclipped) == "optimizer.clip=null"
+
+
 def changed(run: RunConfig, **changes: object) -> RunConfig:
     """`run` with other values; a double underscore stands for a dot."""
     plain: dict[str, Any] = copy.deepcopy(dict(run.plain))

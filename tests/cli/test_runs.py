@@ -73,6 +73,10 @@ def test_without_a_file_the_main_columns_are_printed(runs: Path, capsys: pytest.
     assert said[1].strip("┃│ ").split() == ["method", "┃", "seed", "┃", "acc", "┃", "ipr"]
     assert said[3].strip("│ ").split(" │ ")[0].strip() == "fedprox"
     assert said[-1] == "1 run; --out runs.csv writes all 6 columns"
+    own = run_tta(runs / "c", "fedavg", [50], dataset="table-data[v2]")  # of a file of this name
+    for command in (["collect", str(own)], ["tta", str(own), "--reference", "40"]):
+        assert main(command) == 0
+        assert "table-data[v2]" in capsys.readouterr().out
 
 
 def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -120,10 +124,10 @@ def test_a_missing_folder_for_the_output(runs: Path, capsys: pytest.CaptureFixtu
     assert "does not exist" in capsys.readouterr().err
 
 
-def run_tta(folder: Path, method: str, accuracies: list[float]) -> Path:
+def run_tta(folder: Path, method: str, accuracies: list[float], dataset: str = "d") -> Path:
     """A run scored at rounds 0, 10, 20, ...: a second and 500 kB each way a round."""
     folder.mkdir()
-    row = {"method": method, "dataset": "d", "partition": "p", "seed": 0}
+    row = {"method": method, "dataset": dataset, "partition": "p", "seed": 0}
     (folder / "result.json").write_text(json.dumps(row), encoding="utf-8")
     rounds = [
         {

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from fedbench.cli.program import main
 from fedbench.config import compose
 from fedbench.core.errors import DataMissing
+from fedbench.runs import estimate
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
@@ -103,6 +104,15 @@ def test_variants_name_what_a_sweep_varied() -> None:
     assert variants(jobs) == ["mu=0.1", "mu=0.1", "mu=1", "mu=1"]
     assert variants([*jobs, {"method": "fedavg"}])[-1] == ""
     assert variants([{"seed": "0"}, {"seed": "1"}]) == ["", ""]
+
+
+def test_a_dry_run_names_what_a_sweep_varies(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Else two runs were one line, and which is finished could not be told."""
+    monkeypatch.setattr(estimate, "plan_lines", lambda _runs, _folders, variants: variants)
+    assert main(["-m", "method=fedprox,fedavg", "method.mu=0.5,1", "reference=none", "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "mu=0.5\nmu=1\n"
+    assert said.err.startswith("error: method=fedavg method.mu=0.5 reference=none: ")
 
 
 def test_a_swept_key_of_the_protocol_names_rows_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,8 @@ def test_a_sweep_tells_what_is_there_and_how_long_the_rest_takes(told: Told, tmp
     assert [line.partition(": ")[2] for line in lines[:4]] == ["there already", "to do", "to do", "to do"]
     assert re.fullmatch(r"4 runs, 1 there already, and 1 run of Local: about .* here, one by one", lines[4])
     assert len(list(tmp_path.rglob("result.json"))) == 2
+    lines = told("-m", "method=fedprox", "method.mu=0.5,1", "--dry-run")
+    assert [line.partition(" on ")[0] for line in lines[:2]] == ["fedprox mu=0.5 seed 0", "fedprox mu=1 seed 0"]
     lines = told("-m", "method=fedavg,fedprox")
     assert lines[0] == f"2 runs, 1 there already: about {estimate.rough_seconds(each)} here, one by one"
     lines = told("-m", "method=fedavg,fedprox", "force=true", "--dry-run")

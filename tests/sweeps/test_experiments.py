@@ -23,7 +23,7 @@ from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps import session
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tidy
+from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tex, tidy, write_table
 
 FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -235,6 +235,25 @@ def test_curves_of_each_seed_have_a_panel_where_that_is_asked_for(monkeypatch: p
     runs = pd.DataFrame([{**each.overrides, "path": ""} for each in outcomes])
     drawn = session.draw(config, runs, session.swept(outcomes, (config.x, config.by)))
     assert [axis.get_title() for axis in drawn.axes] == ["seed=0", "seed=1"]
+
+
+@pytest.mark.parametrize("axis", ["method.C", "seed", "method"])
+def test_an_axis_of_a_single_value_is_drawn(axis: str, tmp_path: Path) -> None:
+    """As of an experiment whose values the command line narrows to one."""
+    plain = {"sweep": {"name": "mine", "folder": str(tmp_path), "x": axis, "y": "acc"}}
+    one = {"method": "fedcollab", "method.C": "5"}
+    seeds = [JobOutcome({**one, "seed": s}, {"seed": int(s), "acc": float(s)}, plain=plain) for s in "02"]
+    folder = write_table(seeds)
+    assert (folder / "figure.svg").is_file()
+    assert pd.read_csv(folder / "table.csv")["seeds"].sum() == 2
+
+
+def test_a_list_at_the_beginning_of_a_line_is_no_option_of_latex() -> None:
+    """Else LaTeX stops: Missing number, treated as zero."""
+    key = "protocol.augment"
+    runs = [JobOutcome({key: value}, {"acc": 1.0}) for value in ("[]", "[flip]")]
+    lines = tex(table(tidy(runs, [key]), [key], "acc"), [key], {}, "mine", "mine").splitlines()
+    assert lines[8:11] == [r"\midrule", r"{[}] & 1 & 1.00 \\", r"{[}flip] & 1 & 1.00 \\"]
 
 
 def test_categories_are_dots_with_their_spread_and_every_run() -> None:

@@ -121,6 +121,12 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
         _conclude([Trial(0, {}, [JobOutcome(row={"score": 1.0})])], [])
 
 
+def test_a_list_among_the_values_of_a_trial_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"acc_on_val": 70.0, "score": 60.0}
+    _conclude([Trial(0, {"protocol.augment": "[flip]"}, [JobOutcome(row=row)])], ["protocol.augment"])
+    assert re.search(r"^│ +0 │ +\[flip\] │ +70\.00 │$", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_a_tuning_of_other_runs_with_the_same_name_is_moved_aside(tmp_path: Path, capsys: Any) -> None:
     for key, trial in (("k1", 40.0), ("k1", 50.0), ("k2", 60.0)):

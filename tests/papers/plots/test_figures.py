@@ -23,7 +23,7 @@ def test_every_figure_is_drawn_here() -> None:
 @pytest.mark.parametrize("name", tiered(sorted(MADE), quick=sorted(MADE)[::9]))
 def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
-    with style.styled(name):
+    with style.styled(name, math=True):
         figure = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)(MADE[name])
         style.save_as(figure, tmp_path / name, "a caption " * 9, ("svg",))
     text = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
     from fedbench.papers.plots import fedrema
 
     for copy in ("a", "b"):
-        with style.styled("fedrema_f1"):
+        with style.styled("fedrema_f1", math=True):
             style.save_as(fedrema.f1(MADE["fedrema_f1"]), tmp_path / copy, formats=("svg",))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
