@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +49,10 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
     """Bytes of all layer outputs of one forward pass on `batch` inputs, found without computing it."""
     total = 0
 
-    def count(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+    def count(_module: nn.Module, _inputs: object, output: Any) -> None:
         nonlocal total
-        total += output.numel() * output.element_size()
+        first = output[0] if isinstance(output, tuple) else output  # a recurrent layer adds its state
+        total += first.numel() * first.element_size()
 
     hooks = [m.register_forward_hook(count) for m in net.modules() if not list(m.children())]
     net.to("meta")(torch.zeros(batch, *shape, device="meta"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, reason_of
@@ -27,6 +28,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.scored_models import model_of, restored, sources_of
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import State, received, scored_together
+from fedbench.models.task import Model
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain
 
@@ -63,7 +65,33 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
         raise ConfigError(f"partition {partition.label} has the arrays rotation and looks; give one of them")
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
     check_memory(run.model, dataset, device)
+    for network in run.model.networks.values():
+        check_network(network, network.view(dataset))
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+
+
+def check_network(model: Model, data: Dataset) -> None:
+    """Refuse a network that would not train here as it does in torch.
+
+    Raises:
+        ConfigError: layers share a weight, a layer draws random numbers, or a tensor is in no state dict.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            net = model.build(data.shape, data.classes)
+    except Exception:  # noqa: BLE001 - a library's may read values; what is wrong is said when it is built
+        return
+    first: dict[Any, str] = {}
+    for name, leaf in (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)):
+        if (other := first.setdefault(leaf, name)) != name:
+            raise ConfigError(f"model {model.label}: {other} and {name} are one tensor; clients would train two")
+    if unkept := first.values() - net.state_dict().keys():
+        raise ConfigError(f"model {model.label}: {min(unkept)} is in no state dict; register it with persistent=True")
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p:
+            raise ConfigError(f"model {model.label}: {name} draws random numbers that no engine repeats; leave it out")
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats and layer.momentum is None:
+            raise ConfigError(f"model {model.label}: {name} averages all batches (momentum=None); set momentum=0.1")
 
 
 class _Noted:

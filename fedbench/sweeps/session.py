@@ -218,13 +218,14 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
     drawn = curves(labelled(runs, [key for key in keys if key != x]), x) if config.figure == "curves" else []
     columns = dict.fromkeys(name for run in drawn for name in run["rounds"][0]) or [str(name) for name in runs.columns]
-    if config.y not in columns:
-        raise unknown("sweep.y", config.y, columns)
+    y = [*columns][1] if drawn and config.y == "score" else config.y  # the first measure beside the round
+    if y not in columns:
+        raise unknown("sweep.y", y, columns)
     if drawn:
-        return plots.sweep_curves(drawn, config.y, title)
+        return plots.sweep_curves(drawn, y, title)
     shape = plots.sweep_heatmap if config.figure == "heatmap" and by else plots.sweep_lines
     others = [key for key in keys if key not in (x, by)]
-    return shape(labelled(runs, others), x, by, config.y, title)
+    return shape(labelled(runs, others), x, by, y, title)
 
 
 def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:

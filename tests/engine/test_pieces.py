@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedbench.config.schema import LocalConfig, WorkConfig
 from fedbench.core import trees
@@ -224,6 +225,7 @@ def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pyte
     seen = hardware.activation_bytes(net, chosen.task.shape, 8)
     assert not any(module._forward_hooks for module in net.modules())
     assert seen in {8 * 4 * sum(n for name, n in outputs.items() if name not in left) for left in ((), ("inputs",))}
+    assert hardware.activation_bytes(nn.GRU(16, 3, batch_first=True), (5, 16), 8) == 8 * 5 * 3 * 4, "not its state"
     weights = 4 * (16 * 7 + 7 + 7 * 4 + 4)
     assert hardware.client_bytes(chosen) == 5 * weights + 3 * (seen + 4 * 16 * 8)
     needed = 5 * MLP(hidden=(7,)).leaf_bytes((1, 4, 4), 4)

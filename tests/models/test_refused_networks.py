@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +15,7 @@ from fedbench.models.layers import replace_batch_norm
 from fedbench.models.modalities import Kinds
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, check_input
+from fedbench.runs.building import check_network
 from tests.methods.toys import close
 
 
@@ -96,6 +100,37 @@ def test_batch_norm_without_weights_or_statistics_is_refused_in_one_line(lacking
     norm = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(16, **{lacking: False}))
     with pytest.raises(ConfigError, match=r"^batch norm '1': only affine=True with track_running_stats=True is"):
         Named(flatten=nn.Flatten(), norm=norm, head=nn.Linear(16, 4)).task((1, 4, 4), 4)
+
+
+def _tied() -> dict[str, nn.Module]:
+    one, head = nn.Linear(16, 16), nn.Linear(16, 16)
+    head.weight = one.weight
+    return {"one": one, "head": head}
+
+
+class Hidden(nn.Module):
+    """Has a buffer that a state dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(16.0), persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        (_tied(), r"one\.weight and head\.weight are one tensor"),
+        ({"hidden": Hidden(), "head": nn.Linear(16, 16)}, r"hidden\.places is in no state dict"),
+        ({"drop": nn.Sequential(nn.Dropout(0.5)), "head": nn.Linear(16, 16)}, r"drop\.0 draws random numbers"),
+        ({"norm": nn.BatchNorm1d(16, momentum=None), "head": nn.Linear(16, 16)}, "norm averages all batches"),
+    ],
+)
+def test_what_would_train_otherwise_than_in_torch_is_refused(stages: dict[str, nn.Module], reason: str) -> None:
+    """Tied weights would be two leaves; random layers would draw other numbers on each engine."""
+    data: Any = SimpleNamespace(shape=(1, 4, 4), classes=16)
+    with pytest.raises(ConfigError, match=f"^model named: {reason}"):
+        check_network(Named(**stages), data)
+    check_network(Named(drop=nn.Dropout(0.0), norm=nn.BatchNorm1d(16), head=nn.Linear(16, 16)), data)
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -223,8 +223,9 @@ def test_curves_pool_seeds_alone_and_go_forward(monkeypatch: pytest.MonkeyPatch)
         for line, start in zip(axis.lines, (20 * place, 20 * (place + 4)), strict=True):
             assert line.get_xdata().tolist() == [1, 3, 5]
             assert line.get_ydata().tolist() == [start + 6.5, start + 13, start + 10.5]
-    with pytest.raises(UnknownName, match=r"unknown sweep\.y 'score'; nearest: acc, round"):
-        session.draw(SweepConfig(figure="curves"), runs, ["method.C"])
+    with pytest.raises(UnknownName, match=r"unknown sweep\.y 'ac'; nearest: acc"):
+        session.draw(SweepConfig(figure="curves", y="ac"), runs, ["method.C"])
+    assert session.draw(SweepConfig(figure="curves"), runs, ["method.C"]).axes[0].get_ylabel() == "accuracy, %"
 
 
 def test_curves_of_each_seed_have_a_panel_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
