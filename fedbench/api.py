@@ -56,7 +56,7 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
-    are told on standard error; they are missing in what is returned. Swept keys are columns. `data`: as in `run`.
+    are told on standard error; they are missing in what is returned. A column for each swept key. `data`: as in `run`.
 
     Raises:
         FedbenchError: no run has a result; the reason of the first.
@@ -82,7 +82,7 @@ def sweep(*overrides: str, data: Any = None, **values: Any) -> pd.DataFrame:
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if not finished:
         raise FedbenchError(next((each.failure for each in outcomes), "the sweep holds no run").removeprefix("error: "))
-    runs: pd.DataFrame = tidy(finished, keys := swept(outcomes))
+    runs: pd.DataFrame = tidy(finished, keys := swept(outcomes, ("partition_seed",)))
     numbers = runs[keys].apply(pd.to_numeric, errors="coerce").dropna(axis="columns")
     runs[list(numbers)] = numbers
     return runs

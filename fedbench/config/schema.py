@@ -430,7 +430,7 @@ class SweepConfig(Component):
     figure: str = one_of("lines", "heatmap", "curves")
     x: str = ""  # swept key; "": the first one
     by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap)
-    y: str = "score"  # column of the result row, or for curves of rounds.csv, whose first measure is the default
+    y: str = "score"  # column of the result row, or for curves of rounds.csv, by default its first test accuracy
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.scored_models import model_of, restored, sources_of
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import State, received, scored_together
-from fedbench.models.task import Model
+from fedbench.models.task import Model, Task
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain
 
@@ -67,31 +67,49 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     check_memory(run.model, dataset, device)
     for network in run.model.networks.values():
         check_network(network, network.view(dataset))
-    return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+    setup = assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+    for modality in setup.modalities:
+        refuse_random(modality.task)
+    return setup
 
 
 def check_network(model: Model, data: Dataset) -> None:
     """Refuse a network that would not train here as it does in torch.
 
     Raises:
-        ConfigError: layers share a weight, a layer draws random numbers, or a tensor is in no state dict.
+        ConfigError: layers share a weight, a stage stands twice, or a tensor is in no state dict.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):
             net = model.build(data.shape, data.classes)
-    except Exception:  # noqa: BLE001 - a library's may read values; what is wrong is said when it is built
+    except Exception:  # noqa: BLE001 - `assemble` builds it again, and says what is wrong
         return
-    first: dict[Any, str] = {}
-    for name, leaf in (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)):
-        if (other := first.setdefault(leaf, name)) != name:
-            raise ConfigError(f"model {model.label}: {other} and {name} are one tensor; clients would train two")
-    if unkept := first.values() - net.state_dict().keys():
-        raise ConfigError(f"model {model.label}: {min(unkept)} is in no state dict; register it with persistent=True")
-    for name, layer in net.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p:
-            raise ConfigError(f"model {model.label}: {name} draws random numbers that no engine repeats; leave it out")
+    owners: dict[Any, str] = {}
+    for place, layer in net.named_modules():
+        for name, leaf in layer.named_parameters(place, recurse=False):
+            if (other := owners.setdefault(leaf, name)) != name:
+                raise ConfigError(f"model {model.label}: {other} and {name} are one weight; clients would train two")
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats and layer.momentum is None:
-            raise ConfigError(f"model {model.label}: {name} averages all batches (momentum=None); set momentum=0.1")
+            raise ConfigError(f"model {model.label}: {place} averages all batches (momentum=None); set momentum=0.1")
+    if len({*map(id, net)}) < len(net):
+        raise ConfigError(f"model {model.label}: a stage stands twice; make a layer for each place")
+    if unkept := {name for name, _ in net.named_buffers()} - net.state_dict().keys():
+        raise ConfigError(f"model {model.label}: {min(unkept)} is in no state dict; register it with persistent=True")
+
+
+def refuse_random(task: Task) -> None:
+    """Refuse a network whose training draws random numbers: engines would draw different ones.
+
+    Raises:
+        ConfigError: two forward passes of training differ.
+    """
+    x = torch.rand(2, *task.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first, second = (task.apply(task.init(torch.Generator().manual_seed(0)), x, train=True) for _ in range(2))
+    if not first.equal(second):
+        raise ConfigError(
+            "the network draws random numbers in training, which no engine repeats; leave out its dropout"
+        )
 
 
 class _Noted:

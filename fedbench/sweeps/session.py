@@ -218,7 +218,8 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
     drawn = curves(labelled(runs, [key for key in keys if key != x]), x) if config.figure == "curves" else []
     columns = dict.fromkeys(name for run in drawn for name in run["rounds"][0]) or [str(name) for name in runs.columns]
-    y = [*columns][1] if drawn and config.y == "score" else config.y  # the first measure beside the round
+    scores = [name for name in columns if name.startswith("acc_on_") and name != "acc_on_val"] if drawn else []
+    y = scores[0] if scores and config.y == "score" else config.y
     if y not in columns:
         raise unknown("sweep.y", y, columns)
     if drawn:

@@ -138,7 +138,8 @@ def test_the_tables_say_for_how_many_seeds(name: str) -> None:
     (note,) = (each.text for each in table.findings if "keeps the five groups apart" in each.text)
     joined = sorted(set(range(12)) - set(apart[10]))
     assert f"for {len(apart[10])} of 12 seeds, among them the table's 0-{table.seeds - 1}" in note
-    assert f"for seeds {' and '.join(map(str, joined))}; with five for {len(apart[5])} of 12" in note
+    assert f"For seeds {' and '.join(map(str, joined))} it puts two groups on one point" in note
+    assert f"With five endpoints it keeps them apart for {len(apart[5])} of 12 seeds" in note
 
 
 # ---- positions

@@ -15,7 +15,7 @@ from fedbench.models.layers import replace_batch_norm
 from fedbench.models.modalities import Kinds
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, check_input
-from fedbench.runs.building import check_network
+from fedbench.runs.building import check_network, refuse_random
 from tests.methods.toys import close
 
 
@@ -116,21 +116,40 @@ class Hidden(nn.Module):
         self.register_buffer("places", torch.arange(16.0), persistent=False)
 
 
+class Dropping(nn.Module):
+    """Draws random numbers without a layer that says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+TWICE = nn.Linear(16, 16)
+
+
 @pytest.mark.parametrize(
     ("stages", "reason"),
     [
-        (_tied(), r"one\.weight and head\.weight are one tensor"),
+        (_tied(), r"one\.weight and head\.weight are one weight"),
         ({"hidden": Hidden(), "head": nn.Linear(16, 16)}, r"hidden\.places is in no state dict"),
-        ({"drop": nn.Sequential(nn.Dropout(0.5)), "head": nn.Linear(16, 16)}, r"drop\.0 draws random numbers"),
         ({"norm": nn.BatchNorm1d(16, momentum=None), "head": nn.Linear(16, 16)}, "norm averages all batches"),
+        ({"one": TWICE, "head": TWICE}, "a stage stands twice"),
     ],
 )
 def test_what_would_train_otherwise_than_in_torch_is_refused(stages: dict[str, nn.Module], reason: str) -> None:
-    """Tied weights would be two leaves; random layers would draw other numbers on each engine."""
+    """Tied weights would be two leaves."""
     data: Any = SimpleNamespace(shape=(1, 4, 4), classes=16)
     with pytest.raises(ConfigError, match=f"^model named: {reason}"):
         check_network(Named(**stages), data)
-    check_network(Named(drop=nn.Dropout(0.0), norm=nn.BatchNorm1d(16), head=nn.Linear(16, 16)), data)
+    again = nn.Sequential(TWICE, nn.ReLU(), TWICE)  # which one call gives its leaves
+    check_network(Named(again=again, norm=nn.BatchNorm1d(16), head=nn.Linear(16, 16)), data)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), Dropping(), nn.RReLU(-1, 1)])
+def test_a_network_that_draws_random_numbers_is_refused(layer: nn.Module) -> None:
+    stages = {"flatten": nn.Flatten(), "one": nn.Linear(16, 16)}
+    with pytest.raises(ConfigError, match="draws random numbers in training"):
+        refuse_random(Named(**stages, drop=layer, head=nn.Linear(16, 4)).task((1, 4, 4), 4))
+    refuse_random(Named(**stages, drop=nn.Dropout(0.0), head=nn.Linear(16, 4)).task((1, 4, 4), 4))
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -145,6 +145,6 @@ def test_cells_over_fewer_clients_are_named(tmp_path: Path) -> None:
     loaded = store.read_table(tmp_path)
     assert loaded.fewer == {("A", "c"): (2, 3)}
     (said,) = fewer_clients(loaded)
-    assert said.endswith("the fewest of a seed: A / c 2 of 3.")
+    assert said.endswith("in the seed with the fewest: A / c 2 of 3.")
     assert said in render.draw_markdown(loaded)
     assert not [*fewer_clients(made)]
