@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import fedbench
 from fedbench import api
+from fedbench.cli import program
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError
 from fedbench.papers import store
 from fedbench.runs import execution
 from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 from fedbench.sample_metrics import METRICS
+from fedbench.sweeps.jobs import JobOutcome
 from tests.helpers.tiers import sampled
 
 SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")
@@ -172,6 +175,21 @@ def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[s
         assert sorted(again["seed"]) == [0, 1], "each run once"
     with pytest.raises(ConfigError, match="seed: there is no value to combine"):
         fedbench.sweep("method=local", *SHORT, seed=[], runs_dir=runs)
+
+
+def test_swept_values_are_columns_of_numbers_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a frame can be filtered and drawn; those of `partition_seed`, which tables average over, too."""
+    rates, augments = ("0.5", "1e-3"), ("[]", "[flip]")
+    keys = ("protocol.optimizer.lr", "protocol.augment", "partition_seed")
+    outcomes = [
+        JobOutcome(dict(zip(keys, each, strict=True)), {"key": "".join(each), "data": "d", "acc": 1.0})
+        for each in itertools.product(rates, augments, "12")
+    ]
+    monkeypatch.setattr(program, "outcomes_of", lambda _: outcomes)
+    frame = fedbench.sweep("method=fedavg")
+    assert sorted(set(frame["protocol.optimizer.lr"])) == [0.001, 0.5]
+    assert sorted(set(frame["protocol.augment"])) == [*augments]
+    assert sorted(set(frame["partition_seed"])) == [1, 2]
 
 
 @pytest.mark.slow

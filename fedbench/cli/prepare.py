@@ -142,7 +142,7 @@ def prepare_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--root", help="folder to download to; runs then need dataset.root=DIR")
     parser.add_argument("--check", action="store_true", help="show the state of these, or of every data set, and stop")
     given = parser.parse_args(arguments)
-    out, err = Output(soft_wrap=True), Output(stderr=True)
+    out, err = Output(soft_wrap=True), Console(stderr=True)
     if not given.names and not given.check:
         parser.print_help()
         return 2

@@ -103,9 +103,10 @@ def refuse_random(task: Task) -> None:
     Raises:
         ConfigError: two forward passes of training differ.
     """
-    x = torch.rand(2, *task.shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        first, second = (task.apply(task.init(torch.Generator().manual_seed(0)), x, train=True) for _ in range(2))
+    drawn = torch.Generator().manual_seed(0)
+    model, x = task.init(drawn), torch.rand(2, *task.shape, generator=drawn)
+    with torch.no_grad():  # each pass updates the batch statistics of its own copy
+        first, second = (task.apply(trees.clone(model), x, train=True).nan_to_num() for _ in range(2))
     if not first.equal(second):
         raise ConfigError(
             "the network draws random numbers in training, which no engine repeats; leave out its dropout"
@@ -198,14 +199,13 @@ class Prediction:
 class ScoredModels:
     """The models behind the numbers of a finished run."""
 
-    lock = threading.Lock()  # one network computes all models of a run, so threads take turns
-
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any], models: Tree) -> None:
         """`models`: what the run kept, see fedbench.engine.simulation.models.
 
         Raises:
             FedbenchError: the run did not keep them, or its data are not on this machine.
         """
+        self._lock = threading.Lock()  # one network computes all models, so threads take turns
         # How clients were trained plays no part, and may have settings that are gone, or a GPU that is not here.
         read = {"precision"} if str(config["hardware"].get("device")).startswith("cuda") else {"precision", "device"}
         hardware = {key: value for key, value in config["hardware"].items() if key in read}
@@ -242,7 +242,6 @@ class ScoredModels:
             self._state = State(server, kept, none, round=protocol.rounds)
         self._test_set = str(row["test_set"])
 
-    @own_torch()
     def predict(self, client: int, x: ArrayLike | None) -> Prediction:
         """Predict with the model of `client` for samples x [n, ...] in the data set's units; None: its test samples.
 
@@ -276,7 +275,7 @@ class ScoredModels:
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")
-        with self.lock:
+        with self._lock:
             scores = LoopedTrainer(modality).predict(model_of(self.setup, client, self._source(client)), inputs)
         found = scores.double().cpu().numpy()
         return Prediction(federation.in_units(found) if modality.task.regresses else found, labels)

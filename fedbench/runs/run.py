@@ -160,10 +160,9 @@ class Run:
 
     @cached_property
     def _scored_models(self) -> ScoredModels:
-        from fedbench.runs.building import ScoredModels, own_torch
+        from fedbench.runs.building import ScoredModels
 
-        with own_torch():
-            return ScoredModels(self.config, self.row, self.models)
+        return ScoredModels(self.config, self.row, self.models)
 
     def predict(self, client: int | str, x: ArrayLike | None = None) -> Prediction:
         """Predict with the client's model behind the accuracy in `clients`, for its test samples or for samples `x`.
@@ -188,7 +187,10 @@ class Run:
             number = operator.index(client)
         except TypeError as error:
             raise ConfigError(f"client={client!r} is neither a number nor a name") from error
-        return self._scored_models.predict(number, x)
+        from fedbench.runs.building import own_torch
+
+        with own_torch():
+            return self._scored_models.predict(number, x)
 
     def column(self, name: str) -> float:
         """Return a column of the row as a number.

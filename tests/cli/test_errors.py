@@ -282,6 +282,13 @@ def test_hours_of_a_clock_are_no_number_of_hours() -> None:
     assert select(["hours=1.5", "jobs=2", "retry=true"], KEYS)[0] == Selection(hours=1.5, jobs=2, retry=True)
 
 
+def test_a_key_without_a_value_is_refused() -> None:
+    """Else `substitute=` would mean the table's own data, and `rows=` a row without a name."""
+    for key in ("substitute", "rows", "seeds"):
+        with pytest.raises(ConfigError, match=f"^'{key}=' has no value; give one or leave it out$"):
+            select(["table=fedcollab_t1", f"{key}="])
+
+
 def test_seeds_that_are_some() -> None:
     for given, meant in (("3", (0, 1, 2)), ("[3,0,0]", (0, 3)), ("[7]", (7,))):
         assert select(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
 from fedbench.models.layers import replace_batch_norm
 from fedbench.models.modalities import Kinds
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model, check_input
-from fedbench.runs.building import check_network, refuse_random
+from fedbench.runs.building import build, check_network, refuse_random
+from fedbench.runs.config import resolve
 from tests.methods.toys import close
 
 
@@ -150,6 +153,19 @@ def test_a_network_that_draws_random_numbers_is_refused(layer: nn.Module) -> Non
     with pytest.raises(ConfigError, match="draws random numbers in training"):
         refuse_random(Named(**stages, drop=layer, head=nn.Linear(16, 4)).task((1, 4, 4), 4))
     refuse_random(Named(**stages, drop=nn.Dropout(0.0), head=nn.Linear(16, 4)).task((1, 4, 4), 4))
+
+
+def test_a_run_with_such_a_network_is_refused() -> None:
+    run = resolve(compose(["dataset=synthetic", "dataset.size=4", "method=fedavg"]))
+    flat = {"flatten": nn.Flatten()}
+    tied = {"one": (one := nn.Linear(16, 16)), "two": nn.Linear(16, 16), "head": nn.Linear(16, 10)}
+    tied["two"].weight = one.weight
+    for stages, reason in (
+        (tied, "are one weight"),
+        ({"drop": nn.Dropout(0.5), "head": nn.Linear(16, 10)}, "draws random numbers"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            build(replace(run, model=Named(**flat, **stages)))
 
 
 def test_settings_out_of_range_are_refused() -> None:
