@@ -22,6 +22,7 @@ from fedbench.config.fields import typed
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.locks import held
+from fedbench.core.signals import Stopped
 from fedbench.papers import published, recorded, render, spec, store, summary, verdict
 from fedbench.papers.recorded import RunCounts
 from fedbench.papers.selection import Selection
@@ -182,8 +183,13 @@ def reproduce(selection: Selection) -> int:
             print(line)
         return OK
     _require_cells(planned)
-    if missing:
-        make_runs(missing, launcher)
+    try:
+        if missing:
+            make_runs(missing, launcher)
+    except Stopped:
+        if any(job.finished for job in missing):  # rows outlive the folders of runs
+            write_table(selection)
+        raise
     planned, table = write_table(selection)
     console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(render.draw_terminal(table, console.width))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedbench.core.signals import Stopped
 from fedbench.papers import recorded, reproduce, store
+from fedbench.papers.execute import run_all
 from tests.papers.tables.calls import FIRST, folder, reproduced
 from tests.papers.tables.selections import table
 
@@ -84,6 +88,18 @@ def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: py
     assert reproduced(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1") == 0
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
+
+
+@pytest.mark.slow
+def test_a_stopped_call_stores_what_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_and_stop(jobs: Sequence[Any], launcher: Sequence[str]) -> None:
+        run_all([[job for job in jobs if job.config.labels["method"] == "local"]], launcher)
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(reproduce, "make_runs", one_and_stop)
+    assert reproduced(tmp_path, "rows=Local,FedAvg", "columns=Label shift", "seeds=1") == 128 + signal.SIGTERM
+    assert set(values(tmp_path, "Local")) == {0}
+    assert values(tmp_path, "FedAvg") == {}
 
 
 def test_a_mean_of_a_cell_of_other_code_is_marked_as_well(tmp_path: Path) -> None:
