@@ -132,7 +132,7 @@ def tables() -> str:
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
         counts = sorted({len(own) for own in text.seeds(found).values()})
         cells = (
-            f"[{name}](tables/{name}/table.md)",
+            f"[{found.spec.name}](tables/{name}/table.md)",
             text.setting(found),
             text.data(found),
             "-".join(map(str, dict.fromkeys((counts[0], counts[-1])))),
