@@ -33,7 +33,7 @@ CELLS = {  # table -> (rows, columns, metrics, published values)
     "fedsac_t4": (4, 4, 1, 16),
     "fedsac_t5": (2, 8, 1, 16),
     "fedsac_t6": (4, 1, 1, 4),
-    "flux_t1": (10, 160, 1, 288),
+    "flux_t1": (9, 160, 1, 288),
     "pfedsim_t2": (5, 4, 1, 20),
     "pfedsim_t3": (12, 8, 1, 96),
     "pfedsim_t6": (7, 8, 1, 56),
