@@ -25,7 +25,7 @@ from fedbench.core import source
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
-from fedbench.runs.progress import FirstUse
+from fedbench.runs.progress import FileProgress
 
 log = logging.getLogger("fedbench")
 
@@ -122,7 +122,7 @@ def content(data: DataSource) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _load(data: DataSource, _: str) -> Dataset:
-    with closing(FirstUse(data.name)) as shown:
+    with closing(FileProgress(f"{data.name}, first use: ")) as shown:
         return data.load(shown)
 
 
