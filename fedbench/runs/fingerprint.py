@@ -7,7 +7,6 @@ written when a run begins and compared whenever the run is shown, resumed, used 
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import functools
 import logging
@@ -22,6 +21,7 @@ from typing import Any
 
 from fedbench.config import groups
 from fedbench.core import source
+from fedbench.core.files import read_csv
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
@@ -165,10 +165,9 @@ def _methods(config: Mapping[str, Any]) -> Iterator[type]:
 def _same() -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the later hashes, by (part, hash), of code that gives the same numbers."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    with SAME_NUMBERS.open(encoding="utf-8", newline="") as handle:
-        for row in csv.DictReader(handle):
-            key = row["part"], row["old"]
-            found[key] = (*found.get(key, ()), row["new"])
+    for row in read_csv(SAME_NUMBERS):
+        key = row["part"], row["old"]
+        found[key] = (*found.get(key, ()), row["new"])
     return found
 
 

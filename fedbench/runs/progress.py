@@ -73,14 +73,6 @@ def decimals(value: Any) -> str:
     return "-" if known is None else f"{known:.2f}"
 
 
-def mean_std(values: Sequence[float]) -> str:
-    """`mean ± sample std` to two decimals; the mean alone for one value, "-" for none."""
-    if not values:
-        return "-"
-    mean = decimals(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
-
-
 def title(labels: Labels) -> str:
     """The name of a run in a list."""
     return " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
@@ -257,8 +249,11 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _over(values: Sequence[float], runs: int) -> str:
-    """Return mean and deviation of the `values` of `runs`, and their number if some runs have none."""
-    return mean_std(values) + (f" ({len(values)} of {runs} runs)" if 0 < len(values) < runs else "")
+    """Return mean ± sample deviation of the `values` of `runs`, "-" for none, and their number if some have none."""
+    if not values:
+        return "-"
+    text = decimals(statistics.fmean(values)) + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    return text + (f" ({len(values)} of {runs} runs)" if len(values) < runs else "")
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
