@@ -9,7 +9,6 @@ site becomes text. Sphinx writes the site; it and its search work without a netw
 from __future__ import annotations
 
 import ast
-import csv
 import dataclasses
 import inspect
 import io
@@ -32,6 +31,7 @@ from fedbench.cli.list import listing, varied
 from fedbench.config import groups
 from fedbench.config.fields import DOMAIN
 from fedbench.config.schema import LocalConfig, ProtocolConfig
+from fedbench.core.files import read_csv
 from fedbench.core.markdown import markdown
 from fedbench.core.version import __version__
 from fedbench.engine.contract import Clock
@@ -291,13 +291,11 @@ def prose(text: str) -> str:
 
 def options(name: str, cls: type) -> list[Any]:
     """Return the options of a method as a table: first those that a preset, a table or a leaderboard varies."""
-    lines = [*fields_of(cls, "method")]
-    chosen = [line for line in lines if (name, line[0].removeprefix("method.")) in varied()]
-    rest = [line for line in lines if line not in chosen]
-    head = ("option", "default", "values", "meaning")
-    coded = [[f"`{option}`", f"`{default}`", domain, escaped(meaning)] for option, default, domain, meaning in chosen]
-    others = [[f"`{option}`", f"`{default}`", domain, escaped(meaning)] for option, default, domain, meaning in rest]
-    found: list[Any] = [head, *coded] if coded else []
+    head, chosen, others = ("option", "default", "values", "meaning"), list[Any](), list[Any]()
+    for option, default, domain, meaning in fields_of(cls, "method"):
+        lines = chosen if (name, option.removeprefix("method.")) in varied() else others
+        lines.append([f"`{option}`", f"`{default}`", domain, escaped(meaning)])
+    found = [head, *chosen] if chosen else []
     if others:
         folded = f"<details><summary>Options that no table, board or preset varies: {len(others)}</summary>"
         found.append(f"{folded}\n\n{markdown([head, *others])}\n</details>")
@@ -348,28 +346,28 @@ def preset_line(name: str, usual: str) -> str:
     return f"- `method={name}`: {escaped(groups.about('method', name))}" + (f" (`{changes}`)" if changes else "")
 
 
+@cache
 def lines_of(file: str) -> list[dict[str, str]]:
-    """Return the lines of a CSV file of docs/."""
-    with (ROOT / "docs" / file).open(encoding="utf-8", newline="") as handle:
-        return [*csv.DictReader(handle)]
+    """Return the lines of a CSV file of this repository."""
+    return read_csv(ROOT / file)
 
 
-READINGS = ("about", "where", "the_text", "the_code", "follows_text", "follows_code", "default", "why")
-READINGS_HEAD = (
-    "about",
-    "where",
-    "the text",
-    "the authors' code",
-    "to follow the text",
-    "to follow the code",
-    "default",
-)
+READINGS = {  # column of docs/readings.csv -> its heading
+    "about": "about",
+    "where": "where",
+    "the_text": "the text",
+    "the_code": "the authors' code",
+    "follows_text": "to follow the text",
+    "follows_code": "to follow the code",
+    "default": "default",
+    "why": "why",
+}
 
 
 def readings(titled: str, name: str) -> list[Any]:
     """Return where the paper's text and its authors' code differ, and which is followed."""
     names = {titled.casefold(), name}
-    return readings_table([row for row in lines_of("readings.csv") if row["paper"].casefold() in names])
+    return readings_table([row for row in lines_of("docs/readings.csv") if row["paper"].casefold() in names])
 
 
 def readings_table(found: Sequence[Mapping[str, str]]) -> list[Any]:
@@ -384,13 +382,13 @@ def readings_table(found: Sequence[Mapping[str, str]]) -> list[Any]:
         ]
         for row in found
     ]
-    return [(*READINGS_HEAD, "why"), *lines] if lines else []
+    return [[*READINGS.values()], *lines] if lines else []
 
 
 def sources(presets: Sequence[str]) -> list[Any]:
     """Return where the values of the presets come from."""
     wanted = {f"method={name}" for name in presets}
-    return sources_table([row for row in lines_of("settings.csv") if wanted & set(row["preset"].split(", "))])
+    return sources_table([row for row in lines_of("docs/settings.csv") if wanted & set(row["preset"].split(", "))])
 
 
 def sources_table(found: Sequence[Mapping[str, str]]) -> list[Any]:
@@ -418,7 +416,7 @@ def settings() -> str:
         "Every value of every preset under `conf/` and of every table, with its source. A test compares it with the "
         "presets. `table=fedsac_t1 columns=C10 * rows=FedSaC` are those rows of a table in those columns."
     )
-    return by_paper("Where each value comes from", text, "settings.csv", "source", sources_table)
+    return by_paper("Where each value comes from", text, "docs/settings.csv", "source", sources_table)
 
 
 def all_readings() -> str:
@@ -428,11 +426,11 @@ def all_readings() -> str:
         "with these words on the command line the key in the first column has this value. An empty cell has nothing "
         "to follow. A test compares the statements with the presets."
     )
-    return by_paper("Where text and code differ", text, "readings.csv", "paper", readings_table)
+    return by_paper("Where text and code differ", text, "docs/readings.csv", "paper", readings_table)
 
 
 def by_paper(title: str, text: str, file: str, column: str, table: Callable[[list[dict[str, str]]], list[Any]]) -> str:
-    """Return a CSV file of docs/ as a page with a table for each value of the column that names the paper."""
+    """Return a CSV file as a page with a table for each value of the column that names the paper."""
     lines = lines_of(file)
     names = dict.fromkeys(line[column] for line in lines)
     parts = [section(escaped(name), table([line for line in lines if line[column] == name])) for name in names]
@@ -441,7 +439,7 @@ def by_paper(title: str, text: str, file: str, column: str, table: Callable[[lis
 
 def checks(name: str, cls: type, presets: Sequence[str]) -> list[Any]:
     """Return the laws that hold the method, its rounds computed by hand, and the tests that name its class."""
-    said = [line for line in evidence("checks.csv") if {*presets} & {*line["method"].split(", ")}]
+    said = [line for line in lines_of("results/evidence/checks.csv") if {*presets} & {*line["method"].split(", ")}]
     laws = [f"- Law: {line['law']} (`{line['law_test']}`)" for line in said]
     laws += [f"- Law: {limit}" for limit in limits() if limit.startswith(f"`{cls.__name__}(") and not said]
     named = [f"{file}::{test}" for file, test, names in tests_of_methods() if cls.__name__ in names]
@@ -461,17 +459,10 @@ def implementations(presets: Sequence[str]) -> list[Any]:
             escaped(f"{line['rival']} {line['commit']}"),
             *(line[c] for c in NUMBERS),
         ]
-        for line in evidence("other_implementations.csv")
+        for line in lines_of("results/evidence/other_implementations.csv")
         if line["method"] in presets
     ]
     return [("here", "there", "here, %", "there, %", "difference", "why"), *lines] if lines else []
-
-
-@cache
-def evidence(file: str) -> tuple[dict[str, str], ...]:
-    """Return the lines of a CSV file of results/evidence."""
-    with (ROOT / "results" / "evidence" / file).open(encoding="utf-8", newline="") as handle:
-        return tuple(csv.DictReader(handle))
 
 
 @cache
@@ -507,16 +498,7 @@ def recorded() -> tuple[standings.Standings, ...]:
 
 def boards(presets: Sequence[str]) -> list[Any]:
     """Return the rows of a method on the leaderboards, each with its place among the rows that have every seed."""
-    shown = (
-        "test accuracy %",
-        "best",
-        "not above",
-        "chosen",
-        "to Local's accuracy",
-        "worst tenth %",
-        "hurt %",
-        "unseen %",
-    )
+    shown = [name for name in standings.HEADINGS if name not in ("method", "of all trials") and "tuned" not in name]
     lines = []
     for board in recorded():
         for table in board.federations:

@@ -8,7 +8,6 @@ methods beside other implementations; `keys` and `code`, the changelog's part on
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import inspect
 import json
@@ -28,6 +27,7 @@ from fedbench.cli.program import COMMANDS
 from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core import trees
+from fedbench.core.files import read_csv
 from fedbench.core.markdown import markdown as markdown_table
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
@@ -159,10 +159,8 @@ def papers() -> str:
 
 def others() -> str:
     """Return our accuracy and that of other implementations on one split, a line for each method and setting."""
-    with OTHERS.open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
     rows = []
-    for line in found:
+    for line in read_csv(OTHERS):
         ours, theirs = (f"{line[s]} ± {line[f'{s}_sd']}" if line[f"{s}_sd"] else line[s] for s in ("ours", "theirs"))
         name = " ".join(f"`{words}`" for words in (line["method"], line["setting"]) if words)
         there = f"{line['rival']} {line['commit']}" + (f": {line['its_setting']}" if line["its_setting"] else "")
@@ -198,8 +196,7 @@ def added_fields(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
 
 def code() -> str:
     """Return how often code that decides numbers changed without changing any, by part."""
-    with SAME_NUMBERS.open(encoding="utf-8", newline="") as file:
-        changes = Counter(line["part"] for line in csv.DictReader(file))
+    changes = Counter(line["part"] for line in read_csv(SAME_NUMBERS))
     return markdown_table([("part", "hashes that changed"), *((part, str(n)) for part, n in changes.items())])
 
 

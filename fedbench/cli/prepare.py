@@ -15,11 +15,11 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedbench.cli.program import report
@@ -28,7 +28,7 @@ from fedbench.core.errors import ConfigError, FedbenchError, Report, silent
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.datasets import DATASETS
 from fedbench.data.files import FileSource
-from fedbench.runs.progress import Output, human_seconds
+from fedbench.runs.progress import FileProgress, Output, human_seconds
 
 
 def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
@@ -92,32 +92,6 @@ def describe(data: Dataset) -> str:
     return text
 
 
-STEP = 10.0  # percent between two lines where there is no terminal
-
-
-class Shown:
-    """Progress: a bar for each activity on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.tasks: dict[str, TaskID] = {}
-        self.printed: dict[str, float] = {}
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show `done` of `total` bytes or files of an activity (fedbench.core.errors.Report)."""
-        if self.console.is_terminal:
-            if what not in self.tasks:
-                self.tasks[what] = self.bar.add_task(what, total=total)
-            self.bar.update(self.tasks[what], completed=done, total=total)
-        elif total:
-            percent = 100 * done / total
-            if what not in self.printed or percent >= self.printed[what] + STEP or done == total:
-                self.printed[what] = percent
-                self.console.print(f"{what}: {percent:.0f} %", highlight=False, soft_wrap=True)
-
-
 def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]]) -> int:
     """Print the state of the requested data sets, else of all; return 1 if a requested one is missing."""
     table, missing = Table("data set", "state", "where, or how to get it", box=None), False
@@ -142,22 +116,21 @@ def prepare_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--root", help="folder to download to; runs then need dataset.root=DIR")
     parser.add_argument("--check", action="store_true", help="show the state of these, or of every data set, and stop")
     given = parser.parse_args(arguments)
-    out, err = Output(soft_wrap=True), Console(stderr=True)
+    out = Output(soft_wrap=True)
     if not given.names and not given.check:
         parser.print_help()
         return 2
     configs = parse_request(given.names)
     if given.check:
         return check(out, given.root, configs)
-    return max(_prepared(config, given.root, out, err) for config in configs)
+    return max(_prepared(config, given.root, out) for config in configs)
 
 
-def _prepared(config: dict[str, Any], root: str | None, out: Console, err: Console) -> int:
+def _prepared(config: dict[str, Any], root: str | None, out: Console) -> int:
     """Prepare one data set; the others are prepared even if it cannot be."""
     start = time.monotonic()
     try:
-        shown = Shown(err)
-        with shown.bar:
+        with closing(FileProgress()) as shown:
             line = prepare(config, root, shown)
     except FedbenchError as error:
         return report(error)

@@ -22,6 +22,9 @@ SPECIAL = {
     ">": r"\textgreater{}",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "≈": r"$\approx$",
+    "≠": r"$\neq$",
+    "∅": r"$\emptyset$",
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
 }

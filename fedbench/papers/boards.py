@@ -168,8 +168,8 @@ class Board:
     eval_every: int = 5  # rounds between evaluations on validation samples in a final run
     draw: int = 0  # seed of the drawn trials
     methods: tuple[str, ...] = ()  # one row for each, in its own preset; (): all methods
-    without: Mapping[str, str] = field(default_factory=dict)  # method -> why it is left out
-    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)  # additional row -> its overrides
+    without: dict[str, str] = field(default_factory=dict)  # method -> why it is left out
+    rows: dict[str, Any] = field(default_factory=dict)  # additional row -> its overrides
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -244,18 +244,10 @@ def load_board(name: str) -> Board:
         UnknownName: no such board, key or row.
         ConfigError: an impossible value.
     """
-    where, fields = f"leaderboard '{name}'", [each.name for each in dataclasses.fields(Board)]
-    content = content_of("leaderboard", name)
-    for key in content:
-        if key not in fields:
-            raise unknown(f"key of {where}", key, fields)
-    values: dict[str, Any] = {k: tuple(each) if isinstance(each, list) else each for k, each in content.items()}
-    values["federations"] = tuple(typed(BoardFederation, each, where) for each in values.get("federations", ()))
-    values["rate"] = _space(values.get("rate"), f"{where}, rate")
-    try:
-        board = Board(**{"name": name, **values})
-    except TypeError as error:  # a field without a value
-        raise ConfigError(f"{where}: {error}") from error
+    where, content = f"leaderboard '{name}'", content_of("leaderboard", name)
+    federations = tuple(typed(BoardFederation, each, where) for each in content.get("federations", ()))
+    rate = _space(content.get("rate"), f"{where}, rate")
+    board = typed(Board, {"name": name, **content, "federations": federations, "rate": rate}, where)
     for row in board.all_rows:
         board.trials_of(row)
     return board

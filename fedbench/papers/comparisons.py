@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedbench.papers.equivalence import (
-    EQUIVALENT,
-    LEAST_SEEDS,
-    LEVEL,
-    Sample,
-    compare,
-)
+from fedbench.papers.equivalence import EQUIVALENT, LEAST_SEEDS, LEVEL, Sample, compare
 from fedbench.papers.spec import ColumnSpec, MetricSpec
 from fedbench.papers.store import Cell, TableResult
 from fedbench.papers.verdict import NONE, against, ours_of, theirs_of, verdict_of
@@ -31,8 +25,6 @@ TestT = TypeVar("TestT", "Paired", "Bias")
 # column are repeats on one data set, and Friedman's test asks for independent ones (Demsar, JMLR 2006).
 
 LEAST_PAIRS = 3
-
-
 EXACT = 9  # decimals of a percentage: what is equal so far is a tie, whose sums were rounded differently
 
 

@@ -86,7 +86,7 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
     if not runs.jobs:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
-    values, seeds, keys, baselines, reasons = [], [], [], [], []
+    found, reasons = list[tuple[float, Job, Job | None]](), list[str]()
     for job in runs.jobs:
         baseline = runs.baseline_of(job)
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
@@ -102,19 +102,16 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
             except FedbenchError as error:
                 reasons.append(f"seed {job.seed}: {error}")
                 continue
-        values.append(value)
-        seeds.append(job.seed)
-        keys.append(job.key)
-        baselines += [] if baseline is None else [baseline.key]
+        found.append((value, job, baseline))
     same = {reason.partition(": ")[2] for reason in reasons}
     if len(reasons) == len(runs.jobs) and len(same) == 1:
         reasons = list(same)
     return replace(
         cell,
-        values=tuple(values),
-        seeds=tuple(seeds),
-        keys=tuple(keys),
-        baselines=tuple(baselines),
+        values=tuple(value for value, *_ in found),
+        seeds=tuple(job.seed for _, job, _ in found),
+        keys=tuple(job.key for _, job, _ in found),
+        baselines=tuple(each.key for *_, each in found if each is not None),
         reason="; ".join(reasons),
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import make_folder
+from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
 from fedbench.runs.progress import amount, rough_seconds
@@ -69,7 +69,7 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
-    if not selection.render and (unfinished := fill_board(ledger, selection, selection.seeds, rows)):
+    if not selection.render and (unfinished := fill_board(ledger, selection, rows)):
         print(f"incomplete: {unfinished}", file=sys.stderr)
         return INCOMPLETE
     return conclude_board(ledger, selection.results, selection.seeds, rows)
@@ -77,7 +77,6 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
 
 def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
     """Draw the board, print the missing ones of the selected rows and seeds, and return the exit code."""
-    from fedbench.core.files import write_text
     from fedbench.papers import standings, store
 
     if not ledger.lines:
@@ -100,13 +99,13 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
     return INCOMPLETE if lacking else OK
 
 
-def fill_board(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
+def fill_board(ledger: Ledger, selection: Selection, rows: Sequence[str] = ()) -> str:
     """Run what `ledger` lacks, stage by stage, and record it; stop at a stage with missing runs and return these."""
     from fedbench.papers.boards import FINAL, stages
 
     launcher, _ = launcher_of(selection)
     make_folder(ledger.folder)
-    for stage in stages(ledger.board, seeds):
+    for stage in stages(ledger.board, selection.seeds):
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{FINAL}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name

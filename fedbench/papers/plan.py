@@ -22,6 +22,7 @@ from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig, from_plain
 from fedbench.runs.execution import folder_of, is_compared, labels_of, run_status
 from fedbench.runs.folder import MODEL, RunFolder
+from fedbench.runs.progress import amount
 from fedbench.runs.run import Run
 
 
@@ -273,7 +274,10 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
         for column in table.columns
     ]
     placed = {(cell.row.label, cell.column.label): cell for cell in cells}
-    cells = [_of_parts(cell, [placed[cell.row.label, label] for label in cell.column.mean]) for cell in cells]
+    for i, cell in enumerate(cells):
+        if parts := tuple(placed[cell.row.label, label] for label in cell.column.mean):
+            reasons = dict.fromkeys(part.reason for part in parts if part.reason)
+            cells[i] = replace(cell, parts=parts, reason="; ".join(reasons))
     _check_names_of_data(cells)
     for cell, metric in product(cells, table.metrics):
         measure = measures.build(metric.measured(cell.row, cell.column))
@@ -305,11 +309,6 @@ def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
         return f"data missing ({state.how})"
     weights = model.lacking()
     return f"weights missing ({weights})" if weights else ""
-
-
-def _of_parts(cell: CellRuns, parts: Sequence[CellRuns]) -> CellRuns:
-    reasons = dict.fromkeys(part.reason for part in parts if part.reason)
-    return replace(cell, parts=tuple(parts), reason="; ".join(reasons)) if parts else cell
 
 
 def _cell_runs(
@@ -367,8 +366,7 @@ def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
     alone = [f"{cell.row.label} / {cell.column.label}" for cell in cells if cell.column not in columns]
     words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
     words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
-    count = f"{len(cells)} cells" if len(cells) > 1 else "1 cell"
-    return f"{count} ({'; '.join(words)})"
+    return f"{amount(len(cells), 'cell')} ({'; '.join(words)})"
 
 
 def of_runs(plan: Plan, identities: Collection[str]) -> str:

@@ -41,8 +41,6 @@ def is_relative(metric: str) -> bool:
 
 
 FILE = Path(__file__).with_name("published.csv")
-
-
 FILTERS = ("dataset", "partition", "method", "metric", "setting")
 
 

@@ -24,37 +24,20 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.metrics import fairness
-from fedbench.papers import measures
+from fedbench.papers import measures, store
 from fedbench.papers.selection import Selection, compose_cell
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
-from fedbench.papers.store import (
-    ARCHIVE,
-    BASELINE,
-    CLIENTS,
-    CURVES,
-    MATRICES,
-    Arrays,
-    Cell,
-    Provenance,
-    TableResult,
-    place_of,
-    read_arrays,
-    read_rows,
-    read_table,
-)
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 
 LOCAL = "Local"  # why a cell is marked
-
-
 TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
 
 
-def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
+def another_local(rows: Sequence[Mapping[str, Any]], clients: store.Arrays) -> frozenset[str]:
     """Return keys of runs in `rows` whose IPR or RSD differs from that of their `clients` with the Local in `rows`."""
-    lines = [row for row in rows if not row["row"].endswith(BASELINE)]  # of a baseline no clients are kept
-    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in lines}
+    lines = [row for row in rows if not row["row"].endswith(store.BASELINE)]  # of a baseline no clients are kept
+    kept = {row["key"]: clients.get(store.place_of(row["row"], row["column"], row["seed"])) for row in lines}
     found = set()
     for row in lines:
         own, local = kept[row["key"]], kept.get(row.get("local_key") or "")
@@ -71,16 +54,16 @@ def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozens
 class StoredTable:
     """A stored table, empty if there is none."""
 
-    table: TableResult | None = None
+    table: store.TableResult | None = None
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
     curves: tuple[Mapping[str, str], ...] = ()
-    matrices: Arrays = field(default_factory=dict)  # of runs, by `place_of`
-    clients: Arrays = field(default_factory=dict)
+    matrices: store.Arrays = field(default_factory=dict)  # of runs, by `store.place_of`
+    clients: store.Arrays = field(default_factory=dict)
     # keys of the runs that were compared with another result of Local than the recorded one
     apart: frozenset[str] = frozenset()
 
     @property
-    def provenance(self) -> Provenance | None:
+    def provenance(self) -> store.Provenance | None:
         """The provenance of the stored table."""
         return self.table.provenance if self.table else None
 
@@ -107,7 +90,7 @@ class StoredTable:
             return False
         return any(old.name == metric.name and _alike(old.measured(*stored), today) for old in self.table.spec.metrics)
 
-    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
+    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[store.Cell]:
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
             return []
         if (stored[0].baseline, stored[0].study) != (row.baseline, row.study):  # what no run key covers
@@ -121,14 +104,14 @@ def read_stored(folder: Path) -> StoredTable:
     Raises:
         FedbenchError: table.zip is unreadable.
     """
-    if not (folder / ARCHIVE).is_file():
+    if not (folder / store.ARCHIVE).is_file():
         return StoredTable()
-    lines = read_rows(folder)
+    lines = store.read_rows(folder)
     # A line as a result row: without the table's own columns, an empty field is None.
     rows = {line["key"]: {k: text or None for k, text in line.items() if k not in ("row", "column")} for line in lines}
-    curves = tuple(read_rows(folder, CURVES))
-    matrices, clients = (read_arrays(folder, name) for name in (MATRICES, CLIENTS))
-    return StoredTable(read_table(folder), rows, curves, matrices, clients, another_local(lines, clients))
+    curves = tuple(store.read_rows(folder, store.CURVES))
+    matrices, clients = (store.read_arrays(folder, name) for name in (store.MATRICES, store.CLIENTS))
+    return StoredTable(store.read_table(folder), rows, curves, matrices, clients, another_local(lines, clients))
 
 
 def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
@@ -172,19 +155,19 @@ class RunCounts:
         )
 
 
-def read_marked(folder: Path) -> tuple[TableResult, RunCounts]:
+def read_marked(folder: Path) -> tuple[store.TableResult, RunCounts]:
     """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
 
     Raises:
         FedbenchError: a file of the table is damaged.
     """
-    table, rows = read_table(folder), read_rows(folder)
-    apart = another_local(rows, read_arrays(folder, CLIENTS))
+    table, rows = store.read_table(folder), store.read_rows(folder)
+    apart = another_local(rows, store.read_arrays(folder, store.CLIENTS))
     today = functools.cache(functools.partial(_today, table))
     marks: dict[tuple[str, str], dict[str, None]] = {}  # in the order in which they are met
     changed = 0
     for row in rows:
-        code, (label, held, _) = row.get("code"), row["row"].partition(BASELINE)
+        code, (label, held, _) = row.get("code"), row["row"].partition(store.BASELINE)
         parts = fingerprint.changed(code, now) if code and (now := today(row["row"], row["column"])) else []
         changed += bool(parts)
         parts = [f"{part} of the baseline" for part in parts] if held else parts
@@ -199,13 +182,13 @@ def read_marked(folder: Path) -> tuple[TableResult, RunCounts]:
     return dataclasses.replace(table, stale=stale), count
 
 
-def _today(table: TableResult, row: str, column: str) -> str:
+def _today(table: store.TableResult, row: str, column: str) -> str:
     """Return hashes of today's code for a cell; "" if the cell can no longer be composed here."""
     made = table.provenance
     overrides = (*made.changed, *made.varied)
     selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
     try:
-        label, held, _ = row.partition(BASELINE)
+        label, held, _ = row.partition(store.BASELINE)
         chosen = table.spec.only([label], [column])
         (line,), (place,) = chosen.rows, chosen.columns
         own = line.baseline if held else (*line.overrides, *place.own(label))

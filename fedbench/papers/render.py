@@ -20,7 +20,7 @@ from fedbench.core.files import as_csv, frame_of, write_csv, write_text
 from fedbench.core.latex import latex, latex_line, latex_spans, latex_table
 from fedbench.core.markdown import escaped, markdown
 from fedbench.papers import comparisons, recorded, store, verdict
-from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
+from fedbench.papers.equivalence import UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec
 from fedbench.papers.store import TableResult
 from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, fewer_clients, headings, notes
@@ -65,22 +65,18 @@ def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableRe
         write_text(folder / "table.tex", draw_latex(table))
     if CSV in formats:
         write_text(folder / "cells.csv", draw_csv(table))
-        for name, found in _tests(table).items():
+        first, headline = table.spec.metrics[0], table.spec.headline
+        tests: dict[str, Sequence[Any]] = {
+            "significance.csv": comparisons.paired(table, first, headline) if headline else [],
+            "bias.csv": comparisons.biases(table),
+            "specificity.csv": comparisons.matches(table),
+        }
+        for name, found in tests.items():
             if found:
                 write_csv(folder / name, [dataclasses.asdict(each) for each in found])
             else:
                 (folder / name).unlink(missing_ok=True)
     return table, count
-
-
-def _tests(table: TableResult) -> dict[str, Sequence[Any]]:
-    """Return by file name the lines of the tests that a table allows."""
-    first, headline = table.spec.metrics[0], table.spec.headline
-    return {
-        "significance.csv": comparisons.paired(table, first, headline) if headline else [],
-        "bias.csv": comparisons.biases(table),
-        "specificity.csv": comparisons.matches(table),
-    }
 
 
 PLACE = ("row", "column")  # of a cell, by their labels
@@ -152,12 +148,15 @@ def _cell(text: Text) -> str:
     needed = _needed(text.verdict)
     if not text.ran:
         before = f" {SIGNS[UNDECIDABLE]}{needed}" if needed else ""
-        return f"{text.ours} (paper {text.published}){before}" if text.published != "-" else text.ours
+        return f"{text.ours} (paper {text.published}){before}" if text.published != DASH else text.ours
     marked = {1: f"**{text.ours}**", 2: f"<u>{text.ours}</u>"}.get(text.place, text.ours)
-    if text.published == "-":
+    if text.published == DASH:
         return marked
-    sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
-    return f"{marked} (paper {text.published}; {text.difference}) {sign}{needed}".rstrip()
+    return f"{marked} (paper {text.published}; {text.difference}) {_sign(text.verdict)}{needed}".rstrip()
+
+
+def _sign(judged: verdict.Verdict) -> str:
+    return SIGNS.get(judged.kind, "") + ("†" if judged.exploratory else "")
 
 
 def _needed(judged: verdict.Verdict) -> str:
@@ -225,8 +224,6 @@ class FilledTable:
 
 # A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.
 
-LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?", UNDECIDABLE: r"$\emptyset$"}
-
 
 def draw_latex(table: TableResult) -> str:
     """Return a table environment; needs the package booktabs."""
@@ -255,10 +252,7 @@ def _ours(text: Text) -> str:
 
 
 def _published(text: Text) -> str:
-    if text.published == "-":
-        return ""
-    sign = LATEX_SIGNS.get(text.verdict.kind, "") + (latex("†") if text.verdict.exploratory else "")
-    return f"{latex(text.published)} {sign}".rstrip()
+    return "" if text.published == DASH else latex(f"{text.published} {_sign(text.verdict)}").rstrip()
 
 
 # A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.

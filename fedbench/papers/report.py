@@ -15,7 +15,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,32 +87,23 @@ def _placed(cells: Mapping[str, str], arrays: store.Arrays) -> Iterator[tuple[st
 
 
 def _matrix(weights: store.Array, seed: str) -> dict[str, Any]:
-    """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
+    """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit, None where it is not finite.
 
     With an order in which those who weigh each other stand together.
     """
     shown = np.asarray(weights[:CLIENTS, :CLIENTS], dtype=np.float64)
-    return {
-        "seed": seed,
-        "clients": len(weights),
-        **_levels(shown),
-        "order": cluster_order(np.nan_to_num(shown)).tolist(),
-    }
+    finite = np.isfinite(shown)
+    unit = float(np.abs(shown[finite]).max(initial=0.0)) / LEVELS or 1.0
+    whole = np.rint(np.where(finite, shown, 0.0) / unit).astype(int).astype(object)  # a tenth of the size of decimals
+    whole[~finite] = None
+    order = cluster_order(np.nan_to_num(shown)).tolist()
+    return {"seed": seed, "clients": len(weights), "unit": unit, "W": whole.tolist(), "order": order}
 
 
 def packed(content: Any) -> str:
     """Return what JSON can hold as base64 of gzip; the same content gives the same text."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
-
-
-def _levels(weights: store.Array) -> dict[str, Any]:
-    """Return weights [N, N] as whole numbers, a tenth of the size of decimals; None where one is not finite."""
-    finite = np.isfinite(weights)
-    unit = float(np.abs(weights[finite]).max(initial=0.0)) / LEVELS or 1.0
-    whole = np.rint(np.where(finite, weights, 0.0) / unit).astype(int).astype(object)
-    whole[~finite] = None
-    return {"unit": unit, "W": whole.tolist()}
 
 
 def _number(value: Any) -> float | None:
@@ -187,12 +177,10 @@ def build_page(results: Path, out: Path, methods: str = "") -> int:
         table, curves = tables[name], store.read_rows(folder, store.CURVES)
         found = behind(only_run(table), curves, store.read_arrays(folder, store.MATRICES), clients[name])
         views[name] = table_view(table, name, rows[name], found, links)
-    papers = [
-        dataclasses.replace(
-            each, page=_relative(page, out) if (page := _page(results / f"{each.name}.md")).is_file() else ""
-        )
-        for each in paper_views(tables, views)
-    ]
+    papers = paper_views(tables, views)
+    for each in papers:
+        page = _page(results / f"{each['name']}.md")
+        each["page"] = _relative(page, out) if page.is_file() else ""
     boards = [board_view(folder, out, methods) for folder in reversed(standings.board_folders(results))]
     try:
         make_folder(out.parent)
@@ -300,7 +288,7 @@ def _shown(value: float) -> str:
     return f"{value:.1f}" if math.isfinite(value) else DASH
 
 
-def render(papers: Sequence[PaperView], boards: Sequence[Mapping[str, Any]], runs: int, hours: float) -> str:
+def render(papers: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]], runs: int, hours: float) -> str:
     """Return the page with all it needs: style, script and data; `runs` are behind the tables and took `hours`."""
     script = "\n".join(map(_text, SCRIPTS))
     return _template("page.html").render(
@@ -312,7 +300,8 @@ def render(papers: Sequence[PaperView], boards: Sequence[Mapping[str, Any]], run
         kinds=KINDS,
         style="\n".join(map(_text, STYLES)),
         script=script,
-        hash=_hash(script),
+        # by which a Content-Security-Policy names a script
+        hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
@@ -360,34 +349,6 @@ def _breakable(label: str) -> Any:
     return Markup("+<wbr>").join(escape(part) for part in label.split("+"))
 
 
-def _hash(script: str) -> str:
-    """Return the hash by which a Content-Security-Policy names a script."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table of the page: a line, and packed what is drawn when it is opened."""
-
-    folder: str
-    title: str
-    name: str
-    setting: str
-    headline: str
-    groups: tuple[tuple[str, int], ...]  # heading, columns below it
-    counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
-    notes: tuple[str, ...]
-    links: tuple[tuple[str, str], ...]
-    content: Mapping[str, Any]  # rows, columns, metrics and cells
-    behind: str  # packed: curves, matrices, clients
-
-    @property
-    def drawn(self) -> str:
-        """The table as HTML and what the page's script knows of it, packed."""
-        html = _template("content.html").render(table=self, content=self.content, kinds=KINDS)
-        return packed({"html": html, "content": self.content})
-
-
 def only_run(table: TableResult) -> TableResult:
     """Return a table, if it is not at the paper's setting, with only the rows and columns in which something ran."""
     if table.provenance.is_paper_setting:
@@ -399,25 +360,30 @@ def only_run(table: TableResult) -> TableResult:
 
 def table_view(
     table: TableResult, folder: str, runs: ResultRows, behind: Mapping[str, Any], links: Sequence[tuple[str, str]]
-) -> TableView:
-    """Return what the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
+) -> dict[str, Any]:
+    """Return what the page says of a table: a line, and packed what is drawn when it is opened.
+
+    `runs` are its result rows, `behind` what lies behind its cells.
+    """
     less = only_run(table)
     layout = Layout(less)
     known = script_content(layout, table.spec, folder, runs)
     counts = Counter(cell["kind"] for cell in known["cells"].values())
-    return TableView(
-        folder=folder,
-        title=table.title,
-        name=_name(table),
-        setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
-        headline=less.spec.headline,
-        groups=column_groups(less),
-        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
-        notes=tuple(notes(layout if less is table else Layout(table))),
-        links=tuple(links),
-        content=known,
-        behind=packed(behind),
-    )
+    view = {
+        "folder": folder,
+        "title": table.title,
+        "name": _name(table),
+        "setting": f"{text.setting(table).replace('`', '')}; {text.data(table)}",
+        "headline": less.spec.headline,
+        "groups": column_groups(less),
+        "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},  # of published values, or of our own cells
+        "notes": notes(layout if less is table else Layout(table)),
+        "links": links,
+        "content": known,
+        "behind": packed(behind),
+    }
+    html = _template("content.html").render(table=view, content=known, kinds=KINDS)
+    return {**view, "drawn": packed({"html": html, "content": known})}
 
 
 def _name(table: TableResult) -> str:
@@ -571,31 +537,20 @@ def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
     return tuple(filter(None, named[-1:]))
 
 
-@dataclass(frozen=True)
-class PaperView:
-    """A line of the page: a paper, or our own tables."""
-
-    name: str  # as in a table's specification; "" for our own
-    label: str
-    claim: str
-    counts: tuple[tuple[str, int], ...]  # agree, differ, undecided, no verdict; none for our own
-    tables: tuple[TableView, ...]
-    page: str = ""  # address of what is said of it
-
-
-def paper_views(tables: Mapping[str, TableResult], views: Mapping[str, TableView]) -> list[PaperView]:
-    """Return a line for each paper, and one for our own tables; `tables` and `views` by folder name."""
+def paper_views(tables: Mapping[str, TableResult], views: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a line for each paper, and one for our own tables (""); `tables` and `views` by folder name."""
     counts = summary.paper_counts(summary.judged(tables))
     lines = []
     for paper in dict.fromkeys(
         (*text.PAPERS, *(table.spec.paper for table in tables.values() if table.spec.paper), "")
     ):
         own = {name: table for name, table in tables.items() if table.spec.paper == paper}
-        counted = tuple(counts[paper]._asdict().items()) if paper in counts else ()
+        counted = counts[paper]._asdict() if paper in counts else {}
         if own or counted:
-            told = tuple((name.replace("_", " "), count) for name, count in counted)
-            label = text.PAPERS.get(paper, paper) or OWN
-            lines.append(PaperView(paper, label, claim([*own.values()]), told, tuple(views[name] for name in own)))
+            label, shown = text.PAPERS.get(paper, paper) or OWN, [views[name] for name in own]
+            told = {name.replace("_", " "): count for name, count in counted.items()}
+            said = claim([*own.values()])
+            lines.append({"name": paper, "label": label, "claim": said, "counts": told, "tables": shown})
     return lines
 
 

@@ -88,8 +88,6 @@ class Finding:
 
 
 ACCURACY = ("acc", "score")  # metrics that are the protocol's accuracy where nothing else is said
-
-
 LineT = TypeVar("LineT", RowSpec, ColumnSpec)
 PARTS: dict[str, type[Any]] = {"metrics": MetricSpec, "rows": RowSpec, "columns": ColumnSpec}
 

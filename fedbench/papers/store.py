@@ -213,15 +213,9 @@ def read_table(folder: Path) -> TableResult:
             for old in ("unsupported", "note", "margins", "exploratory_with"):  # which earlier versions wrote
                 line.pop(old, None)
         table = _judged_as_today(spec.parse_spec(content["spec"]))
-        rows = {row.label: row for row in table.rows}
-        columns = {column.label: column for column in table.columns}
-        metrics = {metric.name: metric for metric in table.metrics}
         cells = tuple(
-            dataclasses.replace(
-                _cell(cell),
-                published=table.published(rows[cell["row"]], columns[cell["column"]], metrics[cell["metric"]]),
-            )
-            for cell in content["cells"]
+            dataclasses.replace(_cell(cell), published=table.published(*place))
+            for place, cell in zip(table.places(), content["cells"], strict=True)
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}

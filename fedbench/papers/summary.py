@@ -19,11 +19,7 @@ from fedbench.papers.verdict import NONE, verdict_of
 from fedbench.runs.progress import amount
 
 FILE = "verdicts.md"
-
-
 COLUMNS = ("values", "table rows", *JUDGED_KINDS)
-
-
 HEAD = """\
 # How many values have which verdict
 
@@ -36,8 +32,6 @@ Values are not independent trials. Accuracy, IPR and RSD of a table row come fro
 too. Rows share their seeds, and IPR and RSD share the runs of Local.
 
 """
-
-
 FOOT = "\n`python -m fedbench redraw results` writes the text above this line, without training.\n"
 
 
@@ -76,17 +70,13 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     """Return every value with a verdict in the filled tables, given by name."""
     found = []
     for folder, filled in tables.items():
-        setting = " ".join(filled.provenance.varied)
-        rows = {row.label: row for row in filled.spec.rows}
-        columns = {column.label: column for column in filled.spec.columns}
-        for cell in filled.cells:
+        place = filled.spec.paper, folder, " ".join(filled.provenance.varied)
+        for (row, column, metric), cell in zip(filled.spec.places(), filled.cells, strict=True):
             verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
-                place = (filled.spec.paper, folder, setting)
-                row, column = rows[cell.row], columns[cell.column]
                 keys = tuple(f"{row.study}{key}" for key in cell.keys)
                 # One run gives several values of one metric: accuracies on images and on text, similarities of pairs.
-                number = f"{cell.metric} {measures.build(filled.spec.metric(cell.metric).measured(row, column))}"
+                number = f"{metric.name} {measures.build(metric.measured(row, column))}"
                 found.append(Judged(*place, keys, number, verdict.kind, bool(verdict.exploratory)))
     return found
 

@@ -472,7 +472,7 @@ def local_reference(run: RunConfig) -> tuple[dict[str, Floats], str]:
             execute(reference, purpose=REFERENCE)
 
     wait_while_in_use(make, stop_if_asked)
-    return {ACCURACY: folder.accuracies(), **folder.measures()}, folder.key
+    return folder.scores(), folder.key
 
 
 def is_compared(run: RunConfig, folder: RunFolder) -> bool:
@@ -488,10 +488,11 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     with folder:  # which another process may have held until it had compared the run
         if is_compared(run, folder):
             return folder.result()
-        fair = fairness(folder.accuracies(), local[ACCURACY])
+        scores = folder.scores()
+        fair = fairness(scores[ACCURACY], local[ACCURACY])
         columns = {"acc_local": 100 * local[ACCURACY], "gain": fair.gains}
         row = {**folder.result(), "ipr": fair.ipr, "rsd": fair.rsd, "local_key": key, "clients_ipr": fair.clients}
-        own = {name: Measured(values, math.nan) for name, values in folder.measures().items()}
+        own = {name: Measured(values, math.nan) for name, values in scores.items() if name != ACCURACY}
         for name, gained in gains_of(own, local).items():
             columns |= {f"{name}_local": METRICS[name].unit * local[name], f"{name}_gain": gained.gains}
             row |= gain_columns(name, gained)

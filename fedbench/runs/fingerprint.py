@@ -7,7 +7,6 @@ written when a run begins and compared whenever the run is shown, resumed, used 
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import functools
 import logging
@@ -22,10 +21,11 @@ from typing import Any
 
 from fedbench.config import groups
 from fedbench.core import source
+from fedbench.core.files import read_csv
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
-from fedbench.runs.progress import FirstUse
+from fedbench.runs.progress import FileProgress
 
 log = logging.getLogger("fedbench")
 
@@ -122,7 +122,7 @@ def content(data: DataSource) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _load(data: DataSource, _: str) -> Dataset:
-    with closing(FirstUse(data.name)) as shown:
+    with closing(FileProgress(f"{data.name}, first use: ")) as shown:
         return data.load(shown)
 
 
@@ -165,10 +165,9 @@ def _methods(config: Mapping[str, Any]) -> Iterator[type]:
 def _same() -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the later hashes, by (part, hash), of code that gives the same numbers."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    with SAME_NUMBERS.open(encoding="utf-8", newline="") as handle:
-        for row in csv.DictReader(handle):
-            key = row["part"], row["old"]
-            found[key] = (*found.get(key, ()), row["new"])
+    for row in read_csv(SAME_NUMBERS):
+        key = row["part"], row["old"]
+        found[key] = (*found.get(key, ()), row["new"])
     return found
 
 

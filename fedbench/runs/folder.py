@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.schema import ACCURACY
 from fedbench.core.checked import MANIFEST, ChecksummedFolder
 from fedbench.core.errors import FedbenchError, FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz, checksum, make_folder, sweep, write_bytes, write_text
@@ -240,35 +241,23 @@ class RunFolder:
             )
         return row
 
-    def measures(self) -> dict[str, NDArray[np.float64]]:
-        """The metrics of scores [N] of a finished run, as fractions: what Local lends to IPR and RSD by them.
-
-        Raises:
-            Damaged: clients.csv or result.json is not as it was written.
-        """
-        rows = numeric_rows(files_of(self.path), CLIENTS, "acc")
-        return {
-            name: np.array([float(row[name] or "nan") for row in rows], dtype=np.float64) / METRICS[name].unit
-            for name in known(rows[0])
-        }
-
     def environment(self) -> dict[str, Any]:
         """Software and machine of a finished run; empty for a study and before the end."""
         files = files_of(self.path)
         return files.json(ENVIRONMENT) if self.status() == "finished" and files.has(ENVIRONMENT) else {}
 
-    def accuracies(self) -> NDArray[np.float64]:
-        """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """Reported accuracies and metrics of scores [N] of a finished run, as fractions: Local's decide IPR and RSD.
 
         Raises:
             Damaged: clients.csv or result.json is not as it was written.
         """
         files = files_of(self.path)
-        rows = numeric_rows(files, CLIENTS, "acc")
-        result = self.result()
+        rows, result = numeric_rows(files, CLIENTS, ACCURACY), self.result()
         if len(rows) != result.get("of_clients", result.get("clients")):  # the latter in rows of earlier versions
             raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
-        return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
+        units = {ACCURACY: 100.0, **{name: METRICS[name].unit for name in known(rows[0])}}
+        return {name: np.array([float(row[name] or "nan") for row in rows]) / unit for name, unit in units.items()}
 
     # ---- the files of a run, each with its checksum
 

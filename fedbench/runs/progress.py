@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import progress as bars
 from rich.cells import cell_len
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -72,14 +71,6 @@ def decimals(value: Any) -> str:
     """Two decimals; "-" for a missing value."""
     known = number(value)
     return "-" if known is None else f"{known:.2f}"
-
-
-def mean_std(values: Sequence[float]) -> str:
-    """`mean ± sample std` to two decimals; the mean alone for one value, "-" for none."""
-    if not values:
-        return "-"
-    mean = decimals(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def title(labels: Labels) -> str:
@@ -258,8 +249,11 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _over(values: Sequence[float], runs: int) -> str:
-    """Return mean and deviation of the `values` of `runs`, and their number if some runs have none."""
-    return mean_std(values) + (f" ({len(values)} of {runs} runs)" if 0 < len(values) < runs else "")
+    """Return mean ± sample deviation of the `values` of `runs`, "-" for none, and their number if some have none."""
+    if not values:
+        return "-"
+    text = decimals(statistics.fmean(values)) + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    return text + (f" ({len(values)} of {runs} runs)" if len(values) < runs else "")
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
@@ -279,31 +273,39 @@ def _grouped(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[tu
     return groups
 
 
-FIRST_USE = 10.0  # seconds between two lines on the reading of files, where there is no terminal
+QUIET = 10.0  # seconds between two lines on the reading of files, where there is no terminal
 
 
-class FirstUse:
-    """Shows on standard error the progress of the first reading of a data set's files (fedbench.core.errors.Report)."""
+class FileProgress:
+    """Shows on standard error how far files are read or fetched (fedbench.core.errors.Report); `about` opens a line."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._clock = name, clock
+    def __init__(self, about: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._about, self._clock = about, clock
+        self._console = Console(stderr=True)
+        self._bar: bars.Progress | None = None
+        self._tasks: dict[str, bars.TaskID] = {}
         self._said = -math.inf
-        self._live = sys.stderr.isatty()
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show `done` of `total` files or bytes of an activity: one line on a terminal, else a line now and then."""
-        now = self._clock()
-        if now < self._said + (0.1 if self._live else FIRST_USE) and done != total:
-            return
-        self._said = now
-        count = "" if total is None else f", {done:,} of {total:,}"
-        begin, end = ("\r", "") if self._live else ("", "\n")
-        print(f"{begin}{self._name}, first use: {what}{count}", end=end, file=sys.stderr, flush=True)
+        """Show `done` of `total` files or bytes of an activity: a bar on a terminal, else a line now and then."""
+        what, now = self._about + what, self._clock()
+        if self._console.is_terminal:
+            if self._bar is None:
+                columns = bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeRemainingColumn()
+                said = bars.TextColumn("{task.description}", markup=False)
+                self._bar = bars.Progress(said, *columns, console=self._console)
+                self._bar.start()
+            if what not in self._tasks:
+                self._tasks[what] = self._bar.add_task(what)
+            self._bar.update(self._tasks[what], completed=done, total=total)
+        elif now >= self._said + QUIET or done == total:
+            self._said = now
+            print(f"{what}{f': {100 * done // max(1, total)} %' if total else ''}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End a terminal's line."""
-        if self._live and self._said > -math.inf:
-            print(file=sys.stderr)
+        """Release the terminal."""
+        if self._bar is not None:
+            self._bar.stop()
 
 
 class Output(Console):
@@ -333,7 +335,7 @@ class Progress(Observer):
         live = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("bar" if live else "lines") if mode == "auto" else mode
         self._clock = clock
-        self._bar: Bar | None = None
+        self._bar: bars.Progress | None = None
         self._rounds = self._first = self._done = self._shown = self._scored = 0
         self._phase = ""
         self._accuracy = ""
@@ -423,14 +425,14 @@ class Progress(Observer):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}", markup=False),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[phase]}", markup=False),
+def _bar(console: Console) -> bars.Progress:
+    return bars.Progress(
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[accuracy]}", markup=False),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[phase]}", markup=False),
         console=console,
     )

@@ -15,6 +15,7 @@ A method declares its exceptions in `Method.conformance`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -80,15 +81,10 @@ def parametrize_with_checks(
     """
     import pytest
 
-    subjects: dict[int, Subject] = {}
+    subject = functools.cache(lambda place: Subject.of(methods[place]))
 
     def bound(place: int, check: Check) -> Callable[[], None]:
-        def bound_check() -> None:
-            if place not in subjects:
-                subjects[place] = Subject.of(methods[place])
-            run(check, subjects[place])
-
-        return bound_check
+        return lambda: run(check, subject(place))
 
     cases = [
         pytest.param(bound(place, check), id=f"{name_of(method)}-{check.__name__.removeprefix('check_')}")

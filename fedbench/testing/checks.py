@@ -26,7 +26,7 @@ from fedbench.engine.newcomers import Newcomers
 from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.workers import WorkersTrainer, spec_of
-from fedbench.testing.dead import dead_leaves
+from fedbench.testing.dead import dead_leaves, same
 from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Subject, ToyMeter, gap, models, simulate
 
 EVERYONE = torch.arange(len(SIZES))
@@ -57,11 +57,7 @@ def check_is_a_documented_value(subject: Subject) -> None:
 
 def check_server_hooks_leave_their_arguments_alone(subject: Subject) -> None:
     """`send`, `aggregate`, `common` and `collaboration` return new trees; so does local training."""
-    chosen, hooks, state = (
-        subject.toy("batch_norm", cohort=1.0),
-        subject.method,
-        subject.run("batch_norm").state,
-    )
+    chosen, hooks, state = subject.toy("batch_norm", cohort=1.0), subject.method, subject.run("batch_norm").state
     clock = Clock(1, ROUNDS)
     given: dict[str, Tree] = {"server": state.server, "memory": state.memory.take(EVERYONE)}
     with torch.no_grad():
@@ -115,7 +111,7 @@ def check_scoring_changes_nothing_and_scores_classes(subject: Subject) -> None:
     recorded = state.history.last.tallies["local"].correct.tolist()
     assert correct.sum(1).tolist() == recorded, f"{correct.sum(1).tolist()} right, at first {recorded}"
     after = pack(state)[0]
-    assert all(torch.equal(leaf.nan_to_num(), before[name].nan_to_num()) for name, leaf in after.items())
+    assert equal(after, before), "scoring changes the state"
     x, _ = chosen.federation.gather(chosen.federation.indices("local", 3))
     with torch.no_grad():
         scores = chosen.method.predict(trees.row(models(chosen, state), 3), x, chosen.task)
@@ -234,8 +230,8 @@ def everything(state: State) -> Tree:
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Assert equality to the bit."""
-    return set(a) == set(b) and all(torch.equal(a[k].nan_to_num(), b[k].nan_to_num()) for k in a)
+    """Return whether two trees are equal to the bit."""
+    return set(a) == set(b) and all(same(a[k], b[k]) for k in a)
 
 
 def check_stacked_equals_looped(subject: Subject) -> None:

@@ -87,6 +87,17 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "prepared").iterdir()) == []
 
 
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    build, _ = build_counter(images(5, (3,)))
+    monkeypatch.setattr(np, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        cache.cached_arrays("toy", build)
+    assert list((tmp_path / "cache" / "prepared").iterdir()) == []
+
+
 def test_the_cache_follows_the_source_files(tmp_path):
     write_fashion(tmp_path / "root", train=30)
     assert load("fashion_mnist", tmp_path / "root").num_train == 30

@@ -40,6 +40,7 @@ from fedbench.methods.parts import clustered, simplex
 from fedbench.methods.parts import features as subspaces
 from fedbench.methods.parts.layers import linear
 from fedbench.methods.per_kind import PerKind
+from fedbench.methods.pfedsim import PFedSim
 from fedbench.methods.scaffold import Scaffold
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import LeNet5
@@ -243,7 +244,8 @@ def test_layers_beside_the_network_begin_as_torchs_do() -> None:
 
 
 def test_warm_ups_end_where_they_say() -> None:
-    assert [FedAP(warmup=0.5).warm(Clock(t, 5)) for t in range(5)] == [True, True, False, False, False]
+    for method in (FedAP(warmup=0.5), PFedSim(rho=0.5)):
+        assert [method.warm(Clock(t, 5)) for t in range(5)] == [True, True, False, False, False]
     assert [FedSaC(alpha_share=0.5).alpha_in(Clock(t, 4)) for t in range(4)] == [0.9, 0.9, 0.0, 0.0]
 
 

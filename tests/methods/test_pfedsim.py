@@ -6,15 +6,10 @@ import pytest
 import torch
 
 from fedbench.core import trees
-from fedbench.engine.contract import Clock
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.testing.checks import equal, everything
 from tests.helpers.tiers import sampled
 from tests.methods.toys import FOUR, federation, models, normalised, setup, simulate, steps
-
-
-def test_generalisation_lasts_the_floor_of_rho_t_rounds() -> None:
-    assert [PFedSim(rho=0.5).warm(Clock(t, 5)) for t in range(5)] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("scored", sampled(["mixed", "own"], every=2))

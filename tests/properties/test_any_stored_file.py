@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedbench.core import cache, checked, files
-from fedbench.core.checked import Archive, CheckedFiles, ChecksummedFolder
+from fedbench.core.checked import CheckedFiles, ChecksummedFolder
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
@@ -84,19 +84,6 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
         path = Path(place) / (checked.MANIFEST if of_manifest else name)
         path.write_bytes(damage(path.read_bytes()))
         found = read_or_refused(path, lambda _: READ[name](folder, name), Damaged)
-        assert found is None or repr(found) == whole
-
-
-@pytest.mark.slow
-@given(damages(), st.sampled_from(sorted(SEALED)))
-@tried(8)
-def test_any_archive(damage: Damage, name: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        archive = Archive(Path(place) / "all.zip", "make it again")
-        archive.write(SEALED)
-        whole = repr(READ[name](archive, name))
-        archive.place.write_bytes(damage(archive.place.read_bytes()))
-        found = read_or_refused(archive.place, lambda _: READ[name](archive, name), Damaged)
         assert found is None or repr(found) == whole
 
 

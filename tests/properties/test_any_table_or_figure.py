@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 
 from fedbench.core.errors import FedbenchError
@@ -20,7 +19,6 @@ from tests.papers.figures.test_figure_command import DRAWN
 from tests.papers.tables.test_damaged_tables import stored, table
 
 
-@pytest.mark.slow
 @given(damages())
 @tried(4)
 def test_any_table(damage: Damage) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedbench.runs import progress
-from fedbench.runs.progress import FirstUse, Progress, comparison_table, run_table
+from fedbench.runs.progress import FileProgress, Progress, comparison_table, run_table
 from fedbench.runs.run import Reading, summarise
 from tests.runs.toys import KEY, LABELS, a_history, a_record, printed
 
@@ -89,17 +89,17 @@ class TestProgress:
 
     def test_the_first_reading_of_files_is_told_now_and_then(self, capsys):
         clock = Clock()
-        with closing(FirstUse("tiny_imagenet", clock)) as shown:
+        with closing(FileProgress("tiny_imagenet, first use: ", clock)) as shown:
             for done in range(0, 110_000, 1000):
                 shown("reading images", done, 110_000)
                 clock.now += 0.25
             shown("reading images", 110_000, 110_000)
         lines = capsys.readouterr().err.splitlines()
-        assert lines[0] == "tiny_imagenet, first use: reading images, 0 of 110,000"
-        assert lines[1] == "tiny_imagenet, first use: reading images, 40,000 of 110,000"
-        assert lines[-1] == "tiny_imagenet, first use: reading images, 110,000 of 110,000"
+        assert lines[0] == "tiny_imagenet, first use: reading images: 0 %"
+        assert lines[1] == "tiny_imagenet, first use: reading images: 36 %"
+        assert lines[-1] == "tiny_imagenet, first use: reading images: 100 %"
         assert len(lines) == 4
-        FirstUse("digits").close()
+        FileProgress().close()
         assert capsys.readouterr() == ("", "")
 
     def test_none_prints_nothing(self):

@@ -73,7 +73,7 @@ class TestRunFolder:
         ]
         found = folder.result()
         assert found == {key: None if value != value else value for key, value in row.items()}
-        assert folder.accuracies().tolist() == [0.6, 0.5]
+        assert folder.scores()["acc"].tolist() == [0.6, 0.5]
         assert folder.environment() == json.loads((folder.path / "environment.json").read_text()) != {}
         assert checkpoint.read_checkpoint(folder.path / "model.safetensors", key=KEY)[0]["w"].tolist() == [1, 1]
         with np.load(folder.path / "collaboration.npz") as arrays:
@@ -138,7 +138,7 @@ class TestRunFolder:
         for text in ("", "client,acc\n", "client,score\n0,1\n", "client,acc\n0,much\n", "client,acc\n0,1\n"):
             (folder.path / "clients.csv").write_text(text)
             with pytest.raises(Damaged, match=r"clients.csv is damaged .*; .*rm -r"):
-                folder.accuracies()
+                folder.scores()
 
     def test_any_label_becomes_a_folder_inside_the_runs(self, tmp_path):
         for seed, name in enumerate(("../../etc", "a/b", "..", ".", "", "x" * 300, "nul\0", "ü [red]")):
@@ -300,7 +300,7 @@ def _rows(folder: RunFolder) -> Any:
 
 READERS: dict[str, Callable[[RunFolder], Any]] = {
     "result.json": lambda run: run.result(),
-    "clients.csv": lambda run: (run.accuracies(), Clients(0, 1).value(Run(run.path), None)),
+    "clients.csv": lambda run: (run.scores(), Clients(0, 1).value(Run(run.path), None)),
     "rounds.csv": lambda run: (Run(run.path).rounds, reaches(Run(run.path), 0.8, "local")),
     "tallies.npz": lambda run: Run(run.path).tallies,
     "arrays.npz": lambda run: ArrayMean("distances").value(Run(run.path), None),
@@ -308,7 +308,7 @@ READERS: dict[str, Callable[[RunFolder], Any]] = {
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
     "model.safetensors": lambda run: checkpoint.read_checkpoint(run.path / "model.safetensors"),
-    checked.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
+    checked.MANIFEST: lambda run: (run.result(), run.scores(), files_of(run.path).npz("tallies.npz")),
 }
 PARTLY = (
     checked.MANIFEST,
@@ -338,11 +338,11 @@ def test_a_missing_client_is_one_clear_line(run: RunFolder) -> None:
     whole = file.read_bytes()
     file.write_bytes(b"\n".join(whole.splitlines()[:-1]) + b"\n")
     with pytest.raises(Damaged, match=r"clients\.csv is damaged \(its checksum.*rm -r"):
-        run.accuracies()
+        run.scores()
     manifest = (run.path / checked.MANIFEST).read_bytes()
     (run.path / checked.MANIFEST).unlink()  # as of an earlier version
     with pytest.raises(Damaged, match=r"clients\.csv is damaged \(it does not hold as many clients as result\.json"):
-        run.accuracies()
+        run.scores()
     file.write_bytes(whole)
     (run.path / checked.MANIFEST).write_bytes(manifest)
 
@@ -351,11 +351,11 @@ def test_a_run_of_an_earlier_version_is_taken_as_it_is_and_said_so(
     run: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checked, "_told", [])
-    before = run.result(), run.accuracies().tolist()
+    before = run.result(), run.scores()["acc"].tolist()
     manifest = (run.path / checked.MANIFEST).read_bytes()
     (run.path / checked.MANIFEST).unlink()
     caplog.set_level(logging.WARNING)
-    assert (run.result(), run.accuracies().tolist()) == before
+    assert (run.result(), run.scores()["acc"].tolist()) == before
     assert [record.message.count("checksums.json") for record in caplog.records] == [1]
     (run.path / checked.MANIFEST).write_bytes(manifest)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedbench.cli import program, runs
@@ -20,7 +19,6 @@ from fedbench.core.files import as_json, as_npz
 from fedbench.papers import figure_plan as plan
 from fedbench.papers.pictures import table_figures
 from fedbench.papers.selection import Selection
-from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
 from tests.helpers.tiers import sampled
 from tests.papers.plots.made import MADE
@@ -276,16 +274,6 @@ def test_a_figure_is_drawn_again_in_the_formats_that_are_asked_for(
 
 
 DRAWN = plan.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
-
-
-def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path) -> None:
-    place = tmp_path / "quick" / "fedsac_f7"
-    place.parent.mkdir()
-    content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
-    plan.files_of_figure(place).write(content)
-    found = tried(plan.files_of_figure(place).place, lambda: plan.load_figure(place))
-    assert found["refused"] > 2 * DAMAGES
-    assert set(found) == {"refused"}
 
 
 def test_figures_of_a_scale_are_written_while_their_folder_is_held(

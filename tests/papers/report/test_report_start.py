@@ -27,7 +27,7 @@ def test_the_committed_counts_agree_everywhere() -> None:
     said = (ROOT / "results" / FILE).read_text(encoding="utf-8")
     by_table = dict(re.findall(r"\| \[([^]]+)\]\(\S+ \| (.+) \|", said))
     for name, table in tables.items():
-        counts = dict(table_view(table, name, [], {}, []).counts)
+        counts = table_view(table, name, [], {}, [])["counts"]
         signs = [sum(counts.get(kind, 0) for kind in kinds) for kinds in KINDS]
         numbers = [int(text) for text in by_table[name].split(" | ")] if name in by_table else [0] * 12
         assert signs == [*numbers[2:6], numbers[6]], name

@@ -66,7 +66,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def fill(folder: Path, board: Board = BOARD, rows: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Ledger:
     ledger = Ledger(board, folder / "leaderboard" / board.name, [f"runs_dir={folder / 'runs'}", "progress=none"])
-    assert command.fill_board(ledger, Selection(jobs=1), seeds, rows) == ""
+    assert command.fill_board(ledger, Selection(jobs=1, seeds=seeds), rows) == ""
     return ledger
 
 
@@ -411,4 +411,4 @@ def test_a_launchers_machines_are_not_asked_for_here(tmp_path: Path, monkeypatch
     monkeypatch.setattr(command, "make_runs", lambda *_: None)
     ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.device=cuda"])
     selection = Selection(overrides=("hydra/launcher=submitit_slurm",))
-    assert "did not end" in command.fill_board(ledger, selection, (), ("local",))
+    assert "did not end" in command.fill_board(ledger, selection, ("local",))
