@@ -217,7 +217,7 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
         return 128 + number
     except BrokenPipeError:
         _write_no_more()
-        return 128 + signal.SIGPIPE
+        return 141  # 128 + SIGPIPE, which Windows lacks
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
         return report(error)
 

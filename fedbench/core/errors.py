@@ -1,11 +1,15 @@
-"""Errors that a user can act on: each is one line with the reason and the remedy."""
+"""Errors and warnings that a user can act on: each is one line with the reason and the remedy."""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 from collections.abc import Callable, Iterable
 
 CPU_MEMORY = "DefaultCPUAllocator: "  # before what torch says where a CPU's memory ran out
+
+log = logging.getLogger("fedbench")
 
 
 class FedbenchError(Exception):
@@ -94,3 +98,9 @@ Report = Callable[[str, int, int | None], None]
 
 def silent(what: str, done: int, total: int | None) -> None:
     """Report to nobody."""
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    """Log a warning that many runs would repeat."""
+    log.warning("%s", line)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, SoftFileLock, Timeout
 
-from fedbench.core.errors import FedbenchError, FolderInUse
+from fedbench.core.errors import FedbenchError, FolderInUse, warn_once
 from fedbench.core.files import make_folder, settle
 
 log = logging.getLogger("fedbench")
@@ -89,7 +89,7 @@ class FolderLock:
             self._path.unlink(missing_ok=True)
             self._path = self._folder / ".held"
             self._lock = SoftFileLock(self._path, thread_local=False)
-            _tell_of_no_locks()
+            warn_once("this disk has no locks (flock); a file .held replaces them, see docs/hardware.md")
             self._take(tries)
 
     @property
@@ -113,11 +113,6 @@ class FolderLock:
         if self._by_presence and len(words) > 1:  # process, machine, when it began
             return f"process {words[0]} on {words[1].partition(':')[0]}"
         return " ".join(words) or "another process"
-
-
-@functools.cache
-def _tell_of_no_locks() -> None:
-    log.warning("this disk has no locks (flock); a file .held replaces them, see docs/hardware.md")
 
 
 @contextlib.contextmanager

@@ -16,10 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+with suppress(ImportError):  # Windows ends a console with another signal
+    from signal import SIGBREAK as SIGHUP  # type: ignore[attr-defined]
+if hasattr(signal, "SIGHUP"):
+    from signal import SIGHUP
 SIGNALS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,  # the terminal was closed
+    SIGHUP: signal.SIG_DFL,  # the terminal was closed
 }  # and what is replaced
 TOLD = b"\nstopping after this round; once more stops at once\n"
 NOTE = "stopped"  # the file with the signal's number, for other processes
@@ -127,7 +131,7 @@ def working_for(folder: Path) -> Iterator[bool]:
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:
+    if number == SIGHUP:
         _leave_terminal()
     if _State.holding and _State.asked is None:
         _State.asked = number

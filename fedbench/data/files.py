@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gzip
 import hashlib
 import http.client
-import logging
 import os
 import shutil
 import stat
@@ -31,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import finite, positive
 from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing, Report, reason_of, silent
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, reason_of, silent, warn_once
 from fedbench.core.files import make_folder, settle
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Availability, Dataset, DataSource
@@ -255,8 +253,6 @@ def _unsafe(archive: Path, name: str, reason: str) -> DataCorrupt:
 
 
 DATA_VARIABLE = "FEDBENCH_DATA"
-log = logging.getLogger("fedbench")
-
 DOWNLOADS = "downloads"  # folder of a root that holds archives until they are unpacked
 
 
@@ -294,11 +290,6 @@ class Part:
                 make_folder(target.parent)
                 path.replace(target)
                 settle(target)
-
-
-@functools.cache
-def _say(line: str) -> None:
-    log.warning("%s", line)
 
 
 def content_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[str, int]:
@@ -399,7 +390,7 @@ class FileSource(DataSource):
             looked = ", ".join(state.looked)
             raise DataMissing(f"data set '{self.name}' is in none of these folders: {looked}; to get it, {state.how}")
         if self.root and not files[0].is_relative_to(Path(self.root).expanduser()):
-            _say(
+            warn_once(
                 f"dataset.root={self.root} does not hold the files of {self.name}; those in {files[0].parent} are used"
             )
         return cached_arrays(self._key(files), lambda: self._checked(files, report))

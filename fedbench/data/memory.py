@@ -6,7 +6,10 @@ A run on such data has a key, other processes find the data, and an interrupted 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,15 @@ from numpy.typing import NDArray
 from fedbench.core.cache import cache_dir
 from fedbench.core.errors import ConfigError
 from fedbench.core.files import make_folder, replacing, write_bytes
+from fedbench.data.formats import WITH_ALPHA
 
 ROLES = ("y", "client", "split")  # what may stand behind the samples, in this order
 COLUMNS = dict(zip(ROLES, ("target", "client", "split"), strict=True))  # keys of dataset=table
+NUMBERS = (Real, Decimal)
+KEPT = ("1", "L", "I", "I;16", "F", "RGB", "RGBA")  # Pillow's modes whose numbers are shades or colours
 FORMS = (
-    "give data=(x, y), (x, y, client) or (x, y, client, split) of arrays; (table, 'label', 'client') of a pandas frame "
-    "or a Hugging Face dataset and the names of its columns; or a torch Dataset of (x, y) or (x, y, client)"
+    "give data=(x, y), (x, y, client) or (x, y, client, split) of arrays; a torch Dataset of such tuples; or (table, "
+    "'label', 'client') of a pandas frame or a Hugging Face dataset and the names of its columns"
 )
 
 
@@ -46,9 +52,10 @@ def overrides_of(data: Any) -> dict[str, Any]:
         if not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")) or isinstance(samples, (str, Path)):
             raise ConfigError(f"data is of the type {type(samples).__name__}; {FORMS}")
         items = [samples[i] for i in range(len(samples))]
-        if not items or not all(isinstance(item, (tuple, list)) and len(item) == len(items[0]) for item in items):
-            raise ConfigError(f"data has {len(items)} items, and not each is (x, y) or (x, y, client); {FORMS}")
-        samples, *rest = ([item[place] for item in items] for place in range(len(items[0])))
+        sizes = {len(item) if isinstance(item, (tuple, list)) else 0 for item in items}
+        if len(sizes) != 1 or not 1 < max(sizes) <= 1 + len(ROLES):
+            raise ConfigError(f"data has {len(items)} items, and not each is (x, y), with client and split; {FORMS}")
+        samples, *rest = ([item[place] for item in items] for place in range(*sizes))
         roles = dict(zip(ROLES, rest, strict=False))
     if "y" not in roles or any(isinstance(given, str) for given in roles.values()):
         raise ConfigError(f"data has samples and no labels for each; {FORMS}")
@@ -56,9 +63,9 @@ def overrides_of(data: Any) -> dict[str, Any]:
 
 
 def _is_flat(samples: Any) -> bool:
-    """Whether each column of a Hugging Face dataset holds one number or one word in each row."""
+    """Whether each column of a Hugging Face dataset holds one number, word or date in each row."""
     first = samples[0] if len(samples) else {}
-    return all(value is None or isinstance(value, (str, int, float)) for value in first.values())
+    return all(value is None or isinstance(value, (str, date, timedelta, *NUMBERS)) for value in first.values())
 
 
 def _columns(samples: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +87,9 @@ def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     if (names := frame.columns.astype(str)).has_duplicates:
         twice = names[names.duplicated()][0]
         raise ConfigError(f"data is a table with several columns '{twice}'; give each a name of its own")
-    content = frame.to_csv(index=False).encode()
-    path = _path(hashlib.sha256(content).hexdigest(), "csv")
+    cells = frame.set_axis(names, axis=1).astype(object).where(frame.notna().to_numpy(), None).to_dict("list")
+    content = json.dumps(cells, default=lambda each: float(each) if isinstance(each, NUMBERS) else str(each)).encode()
+    path = _path(hashlib.sha256(content).hexdigest(), "json")  # which tells words from numbers, as a .csv does not
     if not path.is_file():
         write_bytes(path, content)
     words = [str(name) for name in frame.columns if str(frame[name].dtype) == "category"]
@@ -136,7 +144,9 @@ def _array(values: Any, name: str) -> NDArray[Any]:
 
 
 def plain(values: Any) -> NDArray[Any]:
-    """Return an array or a tensor of torch as an array; NumPy has no bfloat16."""
+    """Return an array, a tensor of torch or an image of Pillow as an array; NumPy has no bfloat16."""
+    if hasattr(values, "getbands") and values.mode not in KEPT:
+        values = values.convert("RGBA" if values.mode in WITH_ALPHA or "transparency" in values.info else "RGB")
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) == "torch.bfloat16" else values

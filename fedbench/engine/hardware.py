@@ -40,6 +40,11 @@ ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspac
 CERTAIN = 4  # times the rough estimate: no method needs so much
 TRIED = 4  # clients that are trained to tell what more would take
 
+if hasattr(os, "sysconf"):
+    from os import sysconf
+# Windows lacks it; its memory is taken to suffice. A plain definition would change the engine's hash.
+globals().setdefault("sysconf", lambda _: 2**20)
+
 log = logging.getLogger("fedbench")
 
 Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is called, has allocated at once
@@ -153,7 +158,7 @@ def free_bytes(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # no Linux: all there is, as macOS has no name for what is free
-        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
+        return sysconf("SC_PAGESIZE") * sysconf("SC_PHYS_PAGES")
     return min([1024 * available, *_container_bytes()])
 
 
@@ -175,7 +180,7 @@ def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
 # Which engine trains. Worker processes are worth starting where they save a run this many seconds: their start took as
 # long on two quiet cores (`workers_start` in results/bench).
 WORKERS_START = 4.0
-
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # which starts workers; Windows lacks it
 
 CLEARLY = 0.9  # of the stacked engine's time: a choice that noise does not turn around
 
@@ -230,8 +235,8 @@ def _picked(setup: Setup, config: HardwareConfig) -> Engine:
         return LoopedTrainer(setup)
     if config.engine == "stacked":
         return stacked_engine(setup, config)
-    if device.type != "cpu":
-        raise ConfigError("hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU")
+    if device.type != "cpu" or not FORKS:
+        raise ConfigError("hardware.engine=workers runs on a CPU of Linux or macOS; use stacked or looped")
     return WorkersTrainer(setup, config.workers or available_workers())
 
 
@@ -242,7 +247,7 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
     """
     workers = config.workers or available_workers()
     busy = min(workers, setup.at_once)
-    if busy < 2 or multiprocessing.current_process().daemon:
+    if busy < 2 or not FORKS or multiprocessing.current_process().daemon:
         return LoopedTrainer(setup)
     step = _tried(setup, {"looped": EngineCandidate(LoopedTrainer)}).get("looped", math.inf)
     saved = run_steps(setup) * step * (1 - 1 / busy)
@@ -255,7 +260,7 @@ def processes(setup: Setup, config: HardwareConfig, seconds: float) -> int:
     It is 1 on a GPU, where the gain of a program of many clients is not known in advance.
     """
     workers = min(config.workers or available_workers(), setup.at_once)
-    worth = config.engine == "auto" and seconds * (1 - 1 / workers) > WORKERS_START
+    worth = config.engine == "auto" and FORKS and seconds * (1 - 1 / workers) > WORKERS_START
     return workers if setup.federation.device.type == "cpu" and (worth or config.engine == "workers") else 1
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError, FedbenchError, reason_of
+from fedbench.core.errors import ConfigError, FedbenchError, reason_of, warn_once
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.table import fitted
@@ -227,7 +227,7 @@ class ScoredModels:
         if row.get("data", (found := fingerprint.content(run.dataset))) != found:
             raise FedbenchError(f"the run used other samples than those of dataset={run.labels['dataset']} now")
         if parts := fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run)):
-            fingerprint.warn_once(
+            warn_once(
                 f"the run was made by other code ({', '.join(parts)} changed since), so that predictions may differ"
             )
         dataset, partition = split_data(run)

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
-from fedbench.core.errors import CheckpointError, FedbenchError, Stale
+from fedbench.core.errors import CheckpointError, FedbenchError, Stale, warn_once
 from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
@@ -87,7 +87,7 @@ def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Statu
     if run.settings.stale == "error":
         raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
     if tell:
-        fingerprint.warn_once(f"{reason}; stale=rerun makes it again")
+        warn_once(f"{reason}; stale=rerun makes it again")
     return status
 
 
@@ -196,11 +196,11 @@ def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     """
     require(run, folder, Run(folder.path).arrays, run.protocol.rounds)
     if run.settings.save_models and not (folder.path / MODEL).is_file():
-        fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
+        warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
     if trackers := ", ".join(run.settings.trackers):
-        fingerprint.warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
+        warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
     if not folder.data:
-        fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
+        warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
     return compared(run, folder)
 
 
@@ -280,34 +280,36 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
     for recorder in run.recorders:
         check(recorder, setup)
     rounds, every, late = run.protocol.rounds, run.protocol.eval_every, run.method.prepare_round
-    optimizer, scored = run.protocol.optimizer, (run.protocol.score, run.protocol.test.sets)
+    optimizer, test = run.protocol.optimizer, run.protocol.test
+    scored, unweighted = (run.protocol.score, test.sets), test.weighting != "none" and test.sets in ("local", "common")
     name, momentum, rate = optimizer.name, optimizer.momentum, f"protocol.optimizer.lr={optimizer.lr:g}"
     for applies, said in (
         (late > rounds, f"{run.labels['method']} prepares after {late} rounds; of {rounds} it never does"),
         (every > rounds > 1, f"protocol.eval_every={every} with {rounds} rounds: only round 0 and the last are scored"),
         (scored == ("trained", "common"), "protocol.test.sets=common is of models as received, score=trained of none"),
+        (unweighted, f"protocol.test.weighting={test.weighting} is of the global test set; sets={test.sets} has none"),
         (name != "sgd" and momentum, f"{name} has no momentum: protocol.optimizer.momentum={momentum} is not used"),
         (name == "adamw" and not optimizer.weight_decay, "adamw without protocol.optimizer.weight_decay is adam"),
         (name != "sgd" and optimizer.lr >= HIGH, f"{name} with {rate}: its usual rate is {USUAL}"),
     ):
         if applies:
-            fingerprint.warn_once(said)
+            warn_once(said)
     schedule, steps = optimizer.schedule, all_steps(setup.population.sizes, run.protocol.local)
     spans = rounds * (torch.ones_like(steps) if schedule.by == "round" else steps)
     for name, begins in (("warmup", 0), ("every", schedule.warmup)):
         length = getattr(schedule, name) or 0
         if length and (short := int((spans <= begins + length).sum())):
             ends = f"the run of {short} of {len(spans)} clients is over before they are"
-            fingerprint.warn_once(f"protocol.optimizer.schedule.{name}={length} {schedule.by}s: {ends}")
+            warn_once(f"protocol.optimizer.schedule.{name}={length} {schedule.by}s: {ends}")
     where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
     for name, kind in (("local", "test"), (VALIDATION, "validation")):
         sizes = setup.federation.sets[name].sizes
         if name in states.scored_sets(setup) and (empty := int((sizes == 0).sum())):
             lack = f"{empty} of {len(sizes)} clients have no {kind} sample; scores are over the others"
-            fingerprint.warn_once(f"{where}: {lack}")
+            warn_once(f"{where}: {lack}")
     if untested := untested_classes(setup):
         named = ", ".join(map(str, untested[:MOST])) + (", ..." if len(untested) > MOST else "")
-        fingerprint.warn_once(f"{where}: {len(untested)} classes are trained on of which none is tested: {named}")
+        warn_once(f"{where}: {len(untested)} classes are trained on of which none is tested: {named}")
 
 
 def untested_classes(setup: Setup) -> list[int]:
@@ -345,7 +347,7 @@ def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Seque
     pooled = run.protocol.test.pool and not run.partition.fixes_test and dataset.num_train < len(dataset)
     # A fifth that was drawn for testing stands behind the rest; the user's own test samples do in the data, or by part.
     if dataset.rows is not None and pooled and (dataset.part is not None or (np.diff(dataset.rows) > 0).all()):
-        fingerprint.warn_once(
+        warn_once(
             f"{where}: protocol.test.pool=true deals the test samples of the data to clients like the others; "
             "protocol.test.pool=false does not, and protocol.test.sets=global scores clients' models on them"
         )
@@ -353,12 +355,12 @@ def tell_of_clients(run: RunConfig, setup: Setup, dataset: Dataset, names: Seque
         return
     if lost := [name for name in dataset.names if name not in {*names}]:
         told = ", ".join(lost[:MOST]) + (", ..." if len(lost) > MOST else "")
-        fingerprint.warn_once(f"{where}: {len(lost)} of {len(dataset.names)} clients are left out, as they have no "
+        warn_once(f"{where}: {len(lost)} of {len(dataset.names)} clients are left out, as they have no "
                               f"training sample or partition={run.labels['partition']} says so: {told}")  # fmt: skip
     sizes = setup.federation.sets["local"].sizes
     few = int(((sizes > 0) & (sizes < FEW)).sum())
     if few and run.protocol.average == "client":
-        fingerprint.warn_once(
+        warn_once(
             f"{where}: {few} of {len(sizes)} clients have fewer than {FEW} test samples, and each counts alike in the "
             "mean over clients; acc_pooled, or protocol.average=pooled, is over samples"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import logging
 import os
 import platform
 import subprocess
@@ -21,13 +20,12 @@ from typing import Any
 
 from fedbench.config import groups
 from fedbench.core import source
+from fedbench.core.errors import warn_once
 from fedbench.core.files import read_csv
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
 from fedbench.runs.progress import FileProgress
-
-log = logging.getLogger("fedbench")
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
 ENGINE = (
@@ -146,12 +144,6 @@ def _covered(part: str, roots: tuple[str, ...]) -> tuple[str, frozenset[source.D
 def _named(part: str) -> frozenset[source.Definition]:
     """Return the definitions that a part's hash leaves out: those without effect, and those of the engine's hash."""
     return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE)[1]
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Log a warning that many runs would repeat."""
-    log.warning(text)
 
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core import locks
-from fedbench.core.errors import FedbenchError, FolderInUse
+from fedbench.core.errors import FedbenchError, FolderInUse, warn_once
 
 
 def test_who_comes_second_waits_and_says_so(
@@ -75,7 +75,7 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    locks._tell_of_no_locks.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.mark.usefixtures("without_flock")

@@ -109,3 +109,38 @@ def test_a_name_of_no_encoding_is_refused() -> None:
     assert done.returncode == 2
     refusal = "is not UTF-8; rename the file or folder"
     assert done.stderr == f"error: dataset.path='j\\udcfcrgen.npz' {refusal}\n"
+
+
+WITHOUT_POSIX = """
+import multiprocessing, os, pathlib, signal, sys
+import cvxpy, filelock, hydra, matplotlib.pyplot, pandas, PIL, scipy, sklearn, torch  # which may use all that there is
+
+signal.SIGBREAK = signal.SIGUSR2
+for module, names in (
+    (signal, "SIGHUP SIGPIPE SIGALRM SIGKILL SIGUSR1 SIGUSR2 SIGCHLD SIGQUIT pthread_sigmask setitimer alarm"),
+    (os, "sysconf sched_getaffinity getuid geteuid fork killpg nice getloadavg uname fchmod register_at_fork"),
+):
+    for name in filter(lambda name: hasattr(module, name), names.split()):
+        delattr(module, name)
+sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios", "tty", "posix")))
+multiprocessing.get_all_start_methods = lambda: ["spawn"]
+sys.addaudithook(lambda event, given: event == "open" and str(given[0]).startswith("/proc/mem") and missing(given[0]))
+
+def missing(file):
+    raise FileNotFoundError(file)
+
+import fedbench
+from fedbench.core.signals import SIGNALS
+
+assert signal.SIGBREAK in SIGNALS
+run = fedbench.run("method=fedavg", "protocol.rounds=1", "protocol.local.epochs=1", "partition.num_clients=3")
+assert run.row["acc"] in fedbench.load()["acc"].tolist()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
+    environment = {"FEDBENCH_RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", WITHOUT_POSIX]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from fedbench.cli import program
 from fedbench.cli.prepare import parse_request
 from fedbench.cli.runs import distinct_names, find_folders
 from fedbench.core.cache import source_key
-from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName, warn_once
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS, own
 from fedbench.data.datasets.own import ImageFolder, Npz
@@ -324,7 +324,7 @@ def test_npz_that_may_be_meant_is_taken_with_a_word_each_time(
         arrays["y_test"] = arrays["y"].astype(np.int64) if arrays["y"].dtype.kind == "f" else arrays["y"]
     path = saved(tmp_path / "odd.npz", **arrays)
     for _ in range(2):  # the second time out of the cache
-        own._say.cache_clear()  # as another process
+        warn_once.cache_clear()  # as another process
         caplog.clear()
         Npz(path=path).load()
         (record,) = caplog.records
@@ -429,7 +429,7 @@ def test_what_of_an_image_folder_is_not_read_is_said(tmp_path: Path, caplog: pyt
     drawn(tmp_path / "train" / "dog", ("sub",), 1)
     for name in ("cat/._0.png", ".DS_Store"):
         (tmp_path / "train" / name).write_bytes(b"no image")
-    own._say.cache_clear()
+    warn_once.cache_clear()
     data = ImageFolder(path=str(tmp_path)).load()
     assert (data.classes, data.num_train, len(data)) == (2, 4, 8)
     said = [record.getMessage().replace(str(tmp_path), "") for record in caplog.records]

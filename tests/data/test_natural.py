@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 import fedbench
 from fedbench.config.compose import compose
 from fedbench.config.schema import TestConfig as Protocol
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, warn_once
 from fedbench.core.files import read_csv
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import own
@@ -44,7 +44,7 @@ Y = np.where(X[:, 0] + X[:, 1] / 10 > 0, "yes", "no")
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path / "runs"))
-    own._say.cache_clear()
+    warn_once.cache_clear()
 
 
 def frame(**more: Any) -> pd.DataFrame:
@@ -518,6 +518,12 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "infinite": ({"x0": [np.inf, *X[1:, 0]]}, {}, "column 'x0' holds inf at 0"),
     "no number": ({"x0": [-1.797e308, *X[1:, 0]]}, {}, "column 'x0' holds -1.797e.308 at 0; leave missing values"),
+    "dates": (
+        {"x0": pd.date_range("2020-01-01", periods=N).strftime("%d.%m.%Y")},
+        {},
+        r"'x0' holds dates or times, such as '01.01.2020'; .* or dataset.categories=\[x0\]",
+    ),
+    "decimal commas": ({"x0": [f"{i},5" for i in range(N)]}, {}, "'x0' holds numbers with commas, such as '0,5'"),
     "another part": ({"part": "dev"}, {"split": "part"}, "split is 'dev' at 0; write train, val or test"),
 }
 
@@ -556,6 +562,35 @@ def test_free_text_dates_and_numbers_of_rows(tmp_path: Path, caplog: pytest.LogC
         OwnTable(path=str(tmp_path / "long.parquet"), target="ill", drop=("note",)).load()
 
 
+@pytest.mark.parametrize("form", ["frame", "dataset", "parquet"])
+def test_the_types_of_columns_are_kept(form: str, tmp_path: Path) -> None:
+    """Words that look like numbers or like nothing stay words; whole numbers with gaps are no other names."""
+
+    def read(**more: Any) -> Dataset:
+        table = frame(**more).drop(columns=["x3"])
+        if form == "parquet":
+            table.to_parquet(tmp_path / "typed.parquet")
+            return OwnTable(path=str(tmp_path / "typed.parquet"), target="ill", client="site").load()
+        data = Hugging(**table.to_dict("list")) if form == "dataset" else table
+        return loaded(data=(data, "ill", "site"))
+
+    codes = np.where(np.arange(N) % 2, "007", "7")
+    assert read(site=codes).names == ("007", "7")
+    assert read(ill=codes).classes == 2
+    assert read(code=codes).columns[-1] == ("007", "7")
+    assert read(site=np.where(codes == "7", "NA", "a"), ill=np.where(codes == "7", "NA", "a")).classes == 2
+    whole = np.arange(N) % 3
+    assert read(site=whole.astype(float)).names == read(site=pd.array(whole, dtype="Int64")).names == ("0", "1", "2")
+    assert read(mark=whole == 1, price=[Decimal(i) for i in whole.tolist()]).columns[-2:] == ((), ())
+    with pytest.raises(FedbenchError, match="the first at 3, name no client; give each one"):
+        read(site=np.where(np.arange(N) == 3, np.nan, whole))
+    for times in (pd.to_datetime("2020-01-02") + pd.to_timedelta(whole, "D"), pd.to_timedelta(whole, "D")):
+        with pytest.raises(
+            FedbenchError, match=r"'when' holds dates or times, such as '.*'; write numbers such as 7.5"
+        ):
+            read(when=times)
+
+
 def test_numbers_that_a_file_keeps_as_words(tmp_path: Path) -> None:
     texts = pd.DataFrame(
         {"a": ["1.5", None, *map(str, range(52))], "long": [f"{10**25 + i}" for i in range(N)], "y": Y}
@@ -592,13 +627,24 @@ def test_numbers_too_close_for_float32_stay_apart(tmp_path: Path) -> None:
     np.testing.assert_allclose(run.predict(0, rows).scores, run.predict(0).scores, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("x,ill,ill\n1,a,a\n2,b,b\n", "several columns 'ill'"),  # of which one would be an input
+        ("x,z,ill\n1,2,a,\n2,3,b,\n", "4 fields below 3 names"),  # each would be read under its neighbour's name
+    ],
+)
+def test_rows_that_are_not_under_their_names_are_refused(rows: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "sites.csv").write_text(rows)
+    with pytest.raises(FedbenchError, match=rf"{said}\); .* whose first line names each column, once"):
+        OwnTable(path=str(tmp_path / "sites.csv"), target="ill").load()
+
+
 def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
-    frame().to_csv(tmp_path / "semi.csv", index=False, sep=";")
-    assert OwnTable(path=str(tmp_path / "semi.csv"), target="ill", client="site").load().names == (
-        "007",
-        "north",
-        "south",
-    )
+    for comma in ";|\t":
+        frame().to_csv(tmp_path / "semi.csv", index=False, sep=comma)
+        found = OwnTable(path=str(tmp_path / "semi.csv"), target="ill", client="site").load()
+        assert found.names == ("007", "north", "south")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
     for name in ("bad.parquet", "bad.csv"):
@@ -635,6 +681,27 @@ def test_numbers_that_are_objects_are_numbers() -> None:
     assert mixed.dtype == object
     read = loaded(data=(mixed, Y, CLIENT))
     np.testing.assert_array_equal(read.x[:, 0, 0], np.stack([X[:, 0], Y == "yes"], axis=1).astype(np.float32))
+
+
+def test_what_a_torch_dataset_has_more_is_refused() -> None:
+    class More(Pairs):
+        def __getitem__(self, i: int) -> Any:
+            return (*super().__getitem__(i), "train", i)
+
+    with pytest.raises(FedbenchError, match=r"data has 54 items, and not each is \(x, y\), with client and split"):
+        loaded(data=More())
+
+
+@pytest.mark.parametrize("mode", ["P", "LA", "CMYK", "1", "RGBA"])
+def test_images_of_pillow_are_read_with_their_colours(mode: str) -> None:
+    """A number of a palette is no shade; in a folder of images too."""
+    images = [Image.new("RGB", (5, 5), [(255, 255, 255), (0, 0, 0)][i % 2]).convert(mode) for i in range(N)]
+    x = loaded(data=(images, Y)).x
+    assert x.shape[1] == {"P": 3, "LA": 4, "CMYK": 3, "1": 1, "RGBA": 4}[mode]
+    shades = x[:, :3] / (1 if mode == "1" else 255)
+    rows = loaded(data=(images, Y)).rows
+    assert rows is not None
+    np.testing.assert_array_equal(shades[:, 0, 0, 0], 1 - rows % 2)
 
 
 def test_images_of_two_channels_are_not_coloured() -> None:

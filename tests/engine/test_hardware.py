@@ -230,7 +230,7 @@ def test_a_trial_that_fails_is_told_and_ends_nothing(
     assert "no engine could be timed, so the default one trains: its weights are missing" in caplog.text
 
 
-def test_an_engine_asked_for_is_given() -> None:
+def test_an_engine_asked_for_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = setup(FedAvg())
     assert type(picked(chosen, engine="looped")) is LoopedTrainer
     for asked, given in ((0, 4), (2, 2)):
@@ -240,8 +240,13 @@ def test_an_engine_asked_for_is_given() -> None:
     stacked = picked(chosen, engine="stacked", chunk=3)
     assert isinstance(stacked, StackedTrainer)
     assert stacked.chunk == 3
+    refusal = pytest.raises(ConfigError, match=r"engine=workers runs on a CPU of Linux or macOS; use stacked or looped")
+    with monkeypatch.context() as windows, refusal:
+        windows.setattr(hardware, "FORKS", False)
+        assert isinstance(picked(chosen), LoopedTrainer)
+        picked(chosen, engine="workers")
     chosen.federation.device = torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"engine=workers runs on a CPU"):
+    with refusal:
         picked(chosen, engine="workers")
 
 

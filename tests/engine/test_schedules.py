@@ -19,7 +19,7 @@ from fedbench.config.compose import compose
 from fedbench.config.schema import LocalConfig, OptimizerConfig, ScheduleConfig, WorkConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, warn_once
 from fedbench.core.trees import Tree
 from fedbench.engine import graphs
 from fedbench.engine.contract import Client, Clock, Stage
@@ -30,7 +30,7 @@ from fedbench.methods.finetune import Finetune
 from fedbench.methods.local import Local
 from fedbench.methods.pfedme import PFedMe
 from fedbench.methods.scaffold import Scaffold
-from fedbench.runs import building, execution, fingerprint
+from fedbench.runs import building, execution
 from fedbench.runs.config import resolve
 from tests.engine.test_optimizer_state import ENGINES, as_looped, network
 from tests.helpers.tiers import sampled, tiered
@@ -272,7 +272,7 @@ KEY = "7fd761ad49638e83"
 
 def test_a_schedule_that_the_run_is_too_short_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def told(*overrides: str) -> list[str]:
-        fingerprint.warn_once.cache_clear()
+        warn_once.cache_clear()
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fedbench"):
             chosen = [

@@ -350,3 +350,13 @@ def test_a_score_of_trained_models_alone_leaves_the_global_one_out(
     run = execute(resolve(compose.compose([*chosen, "protocol.rounds=1", "progress=none", f"runs_dir={tmp_path}"])))
     assert "acc_on_common" not in run.row
     assert "protocol.test.sets=common is of models as received, score=trained of none" in caplog.text
+
+
+def test_weights_without_effect_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They give the run another key."""
+    chosen = ["method=fedavg", "protocol.test.weighting=label_shares", "protocol.rounds=1", "progress=none"]
+    said = "protocol.test.weighting=label_shares is of the global test set; sets=local has none"
+    for sets in (["protocol.test.sets=both", "protocol.test.pool=false"], ["protocol.test.sets=local"]):
+        assert said not in caplog.text
+        execute(resolve(compose.compose([*chosen, *sets, f"runs_dir={tmp_path}"])))
+    assert said in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedbench.core.errors import warn_once
 from fedbench.runs import fingerprint
 
 PARTS = ("method", "model", "partition", "engine")
@@ -11,7 +12,8 @@ PARTS = ("method", "model", "partition", "engine")
 
 def forget() -> None:
     """Look hashes up again, and warn again."""
-    for name in ("_digest", "_same", "warn_once"):
+    warn_once.cache_clear()
+    for name in ("_digest", "_same"):
         clear = getattr(getattr(fingerprint, name), "cache_clear", None)
         if clear is not None:  # none while `edit` stands in for it
             clear()

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core import errors
+from fedbench.core.errors import FedbenchError, warn_once
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import own
 from fedbench.data.datasets.own import Npz
@@ -30,14 +31,14 @@ def read(arrays: Arrays) -> tuple[Dataset | None, list[str]]:
     Without that on copies, of which these few small samples have many: it would pass for any mistake's.
     """
     said: list[str] = []
-    own._say.cache_clear()
+    warn_once.cache_clear()
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(),
         pytest.MonkeyPatch.context() as patch,
     ):
         warnings.simplefilter("error")  # no warning of numpy reaches a person
-        patch.setattr(own.log, "warning", lambda form, *values: said.append(form % values))
+        patch.setattr(errors.log, "warning", lambda form, *values: said.append(form % values))
         patch.setattr(own, "cached_arrays", lambda _, build: build())
         np.savez(path := Path(folder) / "mine.npz", **arrays)
         try:

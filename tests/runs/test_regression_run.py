@@ -14,8 +14,7 @@ import sklearn.metrics
 import fedbench
 from fedbench.cli.runs import comparison_figures
 from fedbench.config.compose import compose
-from fedbench.core.errors import DataCorrupt, FedbenchError
-from fedbench.data.datasets import own
+from fedbench.core.errors import DataCorrupt, FedbenchError, warn_once
 from fedbench.data.datasets.own import Npz
 from fedbench.runs.config import resolve
 from fedbench.runs.progress import COLUMNS, headings, over_fewer
@@ -33,7 +32,7 @@ PRICE[SITE == "oaks"] = 1.5e5
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path / "runs"))
-    own._say.cache_clear()
+    warn_once.cache_clear()
 
 
 def saved(path: Path, **arrays: Any) -> str:

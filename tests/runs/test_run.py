@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from fedbench.cli.program import main
 from fedbench.config.schema import CheckpointConfig, LocalConfig, OptimizerConfig, TestConfig
 from fedbench.core import locks
-from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
+from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse, warn_once
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.label import Homogeneous
@@ -51,7 +51,7 @@ def told(
 ) -> list[str]:
     """What is said before the two rounds of a run."""
     if not seed:
-        fingerprint.warn_once.cache_clear()
+        warn_once.cache_clear()
     caplog.clear()
     none = torch.zeros(0, dtype=torch.int64)
     held = SimpleNamespace(sizes=torch.tensor(sizes), values=none)
@@ -480,7 +480,7 @@ def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
 def test_what_a_finished_run_cannot_give_any_more_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     brief = ("method=local", "protocol.rounds=1")
     folder = run.execute(config(tmp_path, *brief)).folder
-    fingerprint.warn_once.cache_clear()
+    warn_once.cache_clear()
     assert run.execute(
         config(tmp_path, *brief, "save_models=true", "wandb.enabled=true", "wandb.mode=disabled")
     ).earlier

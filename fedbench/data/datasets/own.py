@@ -9,9 +9,7 @@ run's folder also has a hash of the samples. Impossible data are refused, and do
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +24,10 @@ from fedbench.config.fields import at_least, finite, one_of, positive
 from fedbench.config.schema import TASKS, added
 from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.checked import load_npz
-from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent, warn_once
 from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
 from fedbench.data.files import data_dir
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
-
-log = logging.getLogger("fedbench")
 
 Parsed = Mapping[str, NDArray[Any]]
 COLOURS = (1, 3)  # numbers of channels that are told from heights
@@ -79,9 +75,9 @@ class OwnData(DataSource):
         `said`, lines on choices that the user may have meant otherwise.
         """
 
-    @abstractmethod
     def files(self, path: Path) -> list[Path]:
         """The files of the samples, which are parsed again when one changes."""
+        return [path]
 
     @property
     def variant(self) -> str:
@@ -97,7 +93,7 @@ class OwnData(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         arrays = self._arrays(report)
         for line in arrays["said"].tolist():
-            _say(f"{self.place}: {line}")
+            warn_once(f"{self.place}: {line}")
         return self._dataset(arrays)
 
     def _arrays(self, report: Report = silent) -> Arrays:
@@ -110,7 +106,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(self.place) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said6", files)
+        return source_key(f"{self.name}{self.variant}-said7", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
@@ -172,10 +168,6 @@ class Npz(OwnData):
             return {"name": "embedding", "vocabulary": int(arrays["tokens"][0])}
         return {"name": "cnn1d" if arrays["kind"][0] == "series" else self.model}
 
-    def files(self, path: Path) -> list[Path]:
-        """The file."""
-        return [path]
-
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         try:
             arrays = load_npz(path)
@@ -202,11 +194,6 @@ class Npz(OwnData):
 def quantity_if(task: str) -> dict[str, NDArray[Any]]:
     """Return what `OwnData.parse` adds if the labels are a quantity."""
     return {} if task == TASKS[0] else {"quantity": np.ones(1)}
-
-
-@functools.cache
-def _say(line: str) -> None:
-    log.warning("%s", line)
 
 
 def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
@@ -327,8 +314,7 @@ def _owned(parts: Sequence[Parsed]) -> tuple[dict[str, NDArray[Any]], list[str]]
                 f"{whose.shape}"
             )
         words = np.char.strip(_as_words(whose).astype(np.str_))
-        missing = np.flatnonzero(np.isin(np.char.lower(words), MISSING))
-        if len(missing):
+        if len(missing := np.flatnonzero(np.isin(np.char.lower(words), MISSING))):
             raise ValueError(
                 f"{len(missing)} of {count} {split} samples, the first at {missing[0]}, name no client; give each one, "
                 "or leave them out"
@@ -370,8 +356,7 @@ def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:
     words = np.char.lower(np.char.strip(split.astype(np.str_)))
     if words.shape != (count,):
         raise ValueError(f"split must be a list as long as the {count} samples, got {split.shape}")
-    odd = np.flatnonzero(~np.isin(words, list(SPLIT)))
-    if len(odd):
+    if len(odd := np.flatnonzero(~np.isin(words, list(SPLIT)))):
         raise ValueError(f"split is '{split[odd[0]]}' at {odd[0]}; write train, val or test")
     return np.array([SPLIT[word] for word in words.tolist()], dtype=np.int8)
 
@@ -591,7 +576,7 @@ class ImageFolder(OwnData):
 
     def read(self, report: Report = silent) -> Dataset:
         for line in _left_out(self.place):
-            _say(line)
+            warn_once(line)
         return super().read(report)
 
     def files(self, path: Path) -> list[Path]:

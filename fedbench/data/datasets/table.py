@@ -1,4 +1,4 @@
-"""dataset=table: rows of a .csv, .tsv or .parquet file, and the estimates with which a network reads tables.
+"""dataset=table: rows of a .csv, .tsv, .parquet or .json file, and the estimates with which a network reads tables.
 
 Numbers are standardised, and a missing number becomes the column's median. Categories are one-hot, and a missing one is
 a category of its own. scikit-learn estimates all of this from the samples that clients train on.
@@ -6,7 +6,10 @@ a category of its own. scikit-learn estimates all of this from the samples that 
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,13 +22,17 @@ from fedbench.config.fields import one_of
 from fedbench.config.schema import TASKS, added
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, Report, reason_of, unknown
 from fedbench.data.dataset import Dataset, Ints
-from fedbench.data.datasets.own import OwnData, Parsed, quantity_if
+from fedbench.data.datasets.own import KINDS, OwnData, Parsed, quantity_if
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_WORDS = 100  # different words of a column that are taken for categories
 NAMED = 6  # columns that a line names
+WRITTEN = {  # what is no category, by the form of its words
+    "dates or times": r"(\d{4}[-./]\d\d?[-./]\d\d?|\d\d?[-./]\d\d?[-./]\d{4})(\D.*)?|-?\d+ days?.*|\d\d?:\d\d(:.*)?",
+    "numbers with commas": r"[-+]?[\d.]+(,\d+)+",
+}
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,6 @@ class OwnTable(OwnData):
     def owned(self) -> bool:
         return self.client is not None
 
-    def files(self, path: Path) -> list[Path]:
-        """The file."""
-        return [path]
-
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         frame = self._frame(path)
         columns = [str(name) for name in frame.columns]
@@ -90,7 +93,7 @@ class OwnTable(OwnData):
             raise DataCorrupt(f"{path}: {error}") from error
         for name, column in (("client", self.client), ("split", self.split)):
             if column is not None:
-                found[name] = np.array(frame[column].astype(object).fillna("").astype(str), np.str_)
+                found[name] = np.array([word or "" for word in _words(frame[column])], np.str_)
         said = _understood(found, inputs)
         said += [f"column '{name}' numbers the rows; if it is no input: dataset.drop=[{name}]"
                  for name in inputs if _counts(found["x"][:, inputs.index(name)])]  # fmt: skip
@@ -103,9 +106,17 @@ class OwnTable(OwnData):
         try:
             if path.suffix.lower() == ".parquet":
                 return pd.read_parquet(path)
-            with path.open(encoding="utf-8-sig") as file:
-                head = file.readline()
-            comma = max(",;\t", key=head.count)
+            if path.suffix == ".json":
+                frame: pd.DataFrame = pd.DataFrame(json.loads(path.read_bytes()))
+                return frame
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                lines = [file.readline(), file.readline()]
+            comma = max(",;\t|", key=lines[0].count)
+            header, *rows = csv.reader(lines, delimiter=comma)
+            if twice := [name for name in header if name and header.count(name) > 1]:
+                raise ValueError(f"several columns '{twice[0]}'")
+            if rows and len(rows[0]) > len(header):
+                raise ValueError(f"{len(rows[0])} fields below {len(header)} names")
             return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
         except ImportError as error:
             raise FedbenchError(
@@ -116,7 +127,7 @@ class OwnTable(OwnData):
         except Exception as error:  # of many classes
             raise DataCorrupt(
                 f"{path} is not a table ({reason_of(error)}); write a .parquet, or a .csv in UTF-8 whose first line "
-                "names the columns"
+                "names each column, once"
             ) from error
 
     def _input(self, column: pd.Series[Any], name: str) -> tuple[NDArray[np.float64], list[str]]:
@@ -127,18 +138,21 @@ class OwnTable(OwnData):
         """
         import pandas as pd
 
-        if pd.api.types.is_datetime64_any_dtype(column):
-            raise ValueError(
-                f"column '{name}' holds dates; convert them to numbers, such as days, or set dataset.drop=[{name}]"
-            )
         if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
             return self._numbers(column, name), []
         words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
         if name not in self.categories and not isinstance(column.dtype, pd.CategoricalDtype):
+            for what, form in WRITTEN.items():
+                if len(words) and all(re.fullmatch(form, word) for word in words.tolist()):
+                    raise ValueError(
+                        f"column '{name}' holds {what}, such as '{words[0]}'; write numbers such as 7.5, or set "
+                        f"dataset.drop=[{name}], or dataset.categories=[{name}]"
+                    )
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
-            if numbers.any() and numbers.all():  # as words, such as decimals
+            codes = any(re.match("0[0-9]", word) for word in words.tolist())  # 007 is no 7
+            if numbers.any() and numbers.all() and not codes:  # as words, such as decimals
                 return self._numbers(column, name), []
-            if 2 * numbers.sum() > len(words):
+            if 2 * numbers.sum() > len(words) and not codes:
                 raise ValueError(
                     f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave missing values empty, or set "
                     f"dataset.categories=[{name}]"
@@ -185,20 +199,13 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
     Raises:
         ValueError: a label is missing.
     """
-    import pandas as pd
-
     if len(missing := np.flatnonzero(column.isna())):
         raise ValueError(
             f"{len(missing)} of {len(column)} rows, the first at {missing[0]}, have no label in '{name}' (NA, "
             "None and the like count as missing); leave them out, or label them otherwise"
         )
-    if pd.api.types.is_bool_dtype(column):
-        return column.to_numpy(dtype=np.bool_)
-    if pd.api.types.is_integer_dtype(column):
-        return column.to_numpy(dtype=np.int64)
-    if pd.api.types.is_float_dtype(column):
-        return column.to_numpy(dtype=np.float64)
-    return np.array(column.astype(str), np.str_)
+    labels = np.array(column.tolist())
+    return labels if labels.dtype.kind in KINDS else np.array(column.astype(str), np.str_)
 
 
 def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
