@@ -15,7 +15,7 @@ from rich.table import Table
 from fedbench.config.arguments import CommandParser, asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
-from fedbench.config.schema import ACCURACY, score_of
+from fedbench.config.schema import score_of
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_bytes, write_text
 from fedbench.metrics import improvement
@@ -269,7 +269,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
     for run, name in zip(finished, names := distinct_names(rows, finished), strict=True):
-        named.setdefault(name, []).append(curve_of(run.rounds))
+        named.setdefault(name, []).append(runs.curve_of(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
@@ -317,14 +317,6 @@ def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
         ", ".join([name, *(f"{key.removeprefix('method.')}={own[key]}" for key in own if (name, key) in differ)])
         for name, own in zip(names, settings, strict=True)
     ]
-
-
-def curve_of(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
-    """Return the numeric columns of a history, by name."""
-    kept = ("round", "bytes_up", "bytes_down", "seconds_total")
-    scores = tuple(f"{name}_on_" for name in (ACCURACY, *METRICS))
-    names = [name for name in rows[0] if name in kept or name.startswith(scores)]
-    return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 
 def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -185,7 +185,7 @@ def reproduce(selection: Selection) -> int:
     if missing:
         make_runs(missing, launcher)
     planned, table = write_table(selection)
-    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console = Output(width=120)
     console.print(render.draw_terminal(table, console.width))
     return conclude(planned, folder, len(missing), selection.results)
 
