@@ -34,7 +34,7 @@ class GridSweeper(LaunchingSweeper):
 
         with session.scratch(self.config):
             batch = session.combinations(session.parsed(self, arguments))
-            session.check_axes(self.config.sweep, batch)
+            session.check_figure(self.config.sweep, batch)
             planned = session.jobs.is_only_planned()
             if planned or self.config.progress != "none":
                 session.announce(batch)

@@ -431,6 +431,5 @@ def list_command(arguments: Sequence[str]) -> int:
         shown.add_column(column, overflow="fold", min_width=whole)
     for row in table.rows:
         shown.add_row(*(Text(row[column]) for column in table.columns))
-    console = Output() if sys.stdout.isatty() else Output(width=200)
-    console.print(shown)
+    Output(width=200).print(shown)
     return 0

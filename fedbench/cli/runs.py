@@ -15,14 +15,14 @@ from rich.table import Table
 from fedbench.config.arguments import CommandParser, asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
-from fedbench.config.schema import ACCURACY, score_of
+from fedbench.config.schema import score_of
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_bytes, write_text
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
 from fedbench.runs.folder import RESULT, finished_below
-from fedbench.runs.progress import STALE, Output, amount, identity, remark
+from fedbench.runs.progress import STALE, Output, amount, decimals, identity, remark
 from fedbench.runs.run import Run, add_client_measures, collect, flat, reaches
 from fedbench.sample_metrics import METRICS
 
@@ -113,9 +113,8 @@ def _print_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
     names = [name for name in (*names, *(each for each in map(str, table) if each.startswith(HURT))) if name in table]
     shown = Table(*names)
     for line in table[names].to_dict("records"):
-        shown.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()))
-    console = Output() if sys.stdout.isatty() else Output(width=200)
-    console.print(shown)
+        shown.add_row(*(str(value) if isinstance(value, (int, str)) else decimals(value) for value in line.values()))
+    Output(width=200).print(shown)
     print(f"{amount(len(table), 'run')}; --out runs.csv writes all {len(table.columns)} columns")
 
 
@@ -191,24 +190,20 @@ def tta_command(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.reference is not None and not given.reference <= 100:
         raise ConfigError(f"--reference {given.reference:g}: give an accuracy in percent, at most 100")
-    from fedbench.runs.execution import changed_since
-
-    title, lines = times_to_accuracy(given.runs, given.reference, given.baseline, given.set)
+    title, lines, said = times_to_accuracy(given.runs, given.reference, given.baseline, given.set)
     table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
     for line in lines:
         table.add_row(*line)
-    console = Output() if sys.stdout.isatty() else Output(width=140)
-    console.print(table)
-    folders = [*([given.baseline] if given.baseline else []), *given.runs]
-    if said := remark(part for folder in folders for part in changed_since(folder)):
+    Output(width=140).print(table)
+    if said:
         print(said)
     return 0
 
 
 def times_to_accuracy(
     runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
-) -> tuple[str, list[tuple[str, ...]]]:
-    """Return the title, and a line of text for the baseline, if there is one, and for each run.
+) -> tuple[str, list[tuple[str, ...]], str]:
+    """Return the title, a line of text for the baseline, if there is one, and for each run, and the remark below.
 
     Raises:
         FedbenchError: a folder has no finished run, or its run was not scored on `test_set`.
@@ -223,17 +218,19 @@ def times_to_accuracy(
     reference = np.nanmax(finished[0].curve(test_set)) if percent is None else percent / 100
     times = [reaches(run, reference, test_set) for run in finished]
     lines: list[tuple[str, ...]] = []
-    for run, time in zip(finished, times, strict=True):
+    names = distinct_names([run.row for run in finished], finished, ("method", "dataset", "partition"))
+    changed = [changed_since(folder) for folder in folders]
+    for run, time, name, parts in zip(finished, times, names, changed, strict=True):
         ratio = improvement(times[0], time) if baseline else None
-        mark = STALE if changed_since(run.folder) else ""
-        name = f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}{mark}"
+        mark = STALE if parts else ""
         cells = (
             (f"> {time.horizon}", "-", "-")
             if time.rounds is None
             else (str(time.rounds), f"{time.seconds:.1f}", f"{(time.bytes or 0) / 1e6:.1f}")
         )
-        lines.append((name, *cells, "-" if ratio is None else f"{ratio:.1f}"))
-    return f"To {100 * reference:.2f} % on the {test_set} test set", lines
+        lines.append((f"{name}, seed {run.row['seed']}{mark}", *cells, "-" if ratio is None else f"{ratio:.1f}"))
+    said = remark(part for parts in changed for part in parts)
+    return f"To {100 * reference:.2f} % on the {test_set} test set", lines, said
 
 
 # Pictures of finished runs, from their files: what `python -m fedbench plot` writes. Those of a filled table are drawn
@@ -269,7 +266,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
     for run, name in zip(finished, names := distinct_names(rows, finished), strict=True):
-        named.setdefault(name, []).append(curve_of(run.rounds))
+        named.setdefault(name, []).append(runs.curve_of(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
@@ -289,18 +286,20 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     return found
 
 
-def distinct_names(rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = ()) -> list[str]:
-    """Return names that distinguish runs besides their seed: method, other differences, hashes of samples and key."""
+def distinct_names(
+    rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = (), always: Sequence[str] = ("method",)
+) -> list[str]:
+    """Return names that distinguish runs besides their seed: `always`, other differences, hashes of samples and key."""
     keys = ("method", "dataset", "partition", "model", "protocol", "variant")
-    varied = [key for key in keys if key == "method" or len({str(row.get(key) or "") for row in rows}) > 1]
+    varied = [key for key in keys if key in always or len({str(row.get(key) or "") for row in rows}) > 1]
     names = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
     names = _with_settings(names, finished) if finished else names
     samples: dict[str, set[str]] = {}
     for name, row in zip(names, rows, strict=True):
         samples.setdefault(name, set()).add(identity(row)[1])
     names = [f"{n} {identity(row)[1][:6]}" if len(samples[n]) > 1 else n for n, row in zip(names, rows, strict=True)]
-    seen = Counter((name, row["seed"]) for name, row in zip(names, rows, strict=True))
-    clashing = {name for (name, _), count in seen.items() if count > 1}
+    seen = {(name, row["seed"], identity(row)) for name, row in zip(names, rows, strict=True)}
+    clashing = {name for (name, _), count in Counter(each[:2] for each in seen).items() if count > 1}
     return [f"{n} {row['key'][:4]}" if n in clashing else n for n, row in zip(names, rows, strict=True)]
 
 
@@ -308,6 +307,11 @@ def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
     """Return `names` with the settings in which runs of one name differ; a setting that a run lacks does not count."""
     hidden = {f"{group}.{key}" for group, keys in NOT_RESULT.items() for key in keys}
     settings = [flat({group: run.config.get(group, {}) for group in REGISTRIES}) for run in finished]
+    drawn = [run.config.get("partition_seed") for run in finished]
+    for run, own, seed in zip(finished, settings, drawn, strict=True):
+        same = seed is None and run.row["seed"] in drawn  # the others' partition is the one of its own seed
+        own["partition_seed"] = run.row["seed"] if same else seed
+        own["hardware.precision"] = run.row.get("precision", "float32")
     values: dict[tuple[str, str], set[str]] = {}
     for name, own in zip(names, settings, strict=True):
         for key in own.keys() - hidden:
@@ -317,14 +321,6 @@ def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
         ", ".join([name, *(f"{key.removeprefix('method.')}={own[key]}" for key in own if (name, key) in differ)])
         for name, own in zip(names, settings, strict=True)
     ]
-
-
-def curve_of(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
-    """Return the numeric columns of a history, by name."""
-    kept = ("round", "bytes_up", "bytes_down", "seconds_total")
-    scores = tuple(f"{name}_on_" for name in (ACCURACY, *METRICS))
-    names = [name for name in rows[0] if name in kept or name.startswith(scores)]
-    return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 
 def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -157,7 +157,7 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int, fa
             str(len(work.missing)),
             *((f"{hours:.2f}", f"{work.rate * at_once:.2f}") if work.seconds else ("studies", "not timed")),
         )
-    console = Output(highlight=False) if sys.stdout.isatty() else Output(highlight=False, width=120)
+    console = Output(width=120, highlight=False)
     if works:
         console.print(table)
     runs = {job.identity for work in works for job in work.missing}

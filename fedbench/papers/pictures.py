@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbench.cli.runs import Figures, curve_of
+from fedbench.cli.runs import Figures
 from fedbench.engine.history import TEST_SETS
 from fedbench.papers import store, text
 from fedbench.papers.spec import ColumnSpec
@@ -38,8 +38,9 @@ def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[r
     found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
     for point in points:
         if point["column"] == column:
-            found.setdefault(point["row"], {}).setdefault(point["seed"], []).append(point)
-    return {row: [curve_of(seed) for seed in seeds.values()] for row, seeds in found.items()}
+            numbers = {name: text for name, text in point.items() if name not in ("row", "column")}
+            found.setdefault(point["row"], {}).setdefault(point["seed"], []).append(numbers)
+    return {row: [runs.curve_of(seed) for seed in seeds.values()] for row, seeds in found.items()}
 
 
 def _beside(table: TableResult, column: ColumnSpec) -> dict[str, np.ndarray]:

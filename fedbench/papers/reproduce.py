@@ -191,7 +191,7 @@ def reproduce(selection: Selection) -> int:
             write_table(selection)
         raise
     planned, table = write_table(selection)
-    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console = Output(width=120)
     console.print(render.draw_terminal(table, console.width))
     return conclude(planned, folder, len(missing), selection.results)
 

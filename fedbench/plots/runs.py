@@ -32,15 +32,25 @@ DODGE = 0.6  # of the way to the next category, over which the dots of one are s
 NAMES = {"score": "accuracy, %", "acc": "accuracy, %", "acc_on_local": "local accuracy, %", "ipr": "IPR, %"}
 
 
+def curve_of(rows: Sequence[Mapping[str, str]]) -> Curve:
+    """Return the columns of a history by name; an empty field is nan."""
+    return {name: [float(row[name] or "nan") for row in rows] for name in rows[0]}
+
+
 def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:
     """Draw `column` over rounds: for each name the mean over its runs (seeds) and a band of one standard deviation."""
-    rounds = sorted({done for each in runs.values() for run in each for done in run["round"]})
-    values = [np.array([_at(run, column, rounds) for run in each]) for each in runs.values()]
-    return style.line_figure(rounds, values, list(runs), "round", textwrap.fill(label, 40), height=2.8, columns=2)
+    where = _over_rounds(runs, column)
+    return style.line_figure(*where, list(runs), "round", textwrap.fill(label, 40), height=2.8, columns=2)
+
+
+def _over_rounds(lines: Mapping[str, Sequence[Curve]], column: str) -> tuple[list[float], list[NDArray[Any]]]:
+    """Return the rounds X at which a run was scored, and for each line `column` [runs, X], nan where it was not."""
+    rounds = sorted({done for each in lines.values() for run in each for done in run["round"]})
+    return rounds, [np.array([_at(run, column, rounds) for run in each]) for each in lines.values()]
 
 
 def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
-    known = dict(zip(run["round"], run[column], strict=True))
+    known = dict(zip(run["round"], run.get(column, ()), strict=False))  # of several runs one may not have it
     return [known.get(done, float("nan")) for done in rounds]
 
 
@@ -219,7 +229,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
         values = ordered(mine[by]) if by else [""]
         for index, value in enumerate(values):
             part = mine[mine[by].astype(str) == value] if by else mine
-            groups = [numbers(part[part[x].astype(str) == tick][y]) for tick in ticks]
+            groups = [part[y][part[x].astype(str) == tick].to_numpy(float) for tick in ticks]
             means, spread = list(map(style.mean, groups)), list(map(style.spread, groups))
             look = {"marker": style.MARKERS[index % len(style.MARKERS)], "capsize": 3, "label": value}
             if _numeric(ticks):
@@ -227,9 +237,8 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
                 continue
             place = np.arange(len(ticks)) + DODGE * ((index + 0.5) / len(values) - 0.5)
             drawn = axis.errorbar(place, means, spread, linestyle="none", **look)
-            each = [(at, number) for at, group in zip(place, groups, strict=True) for number in group]
-            at, number = zip(*each, strict=True) if each else ((), ())
-            axis.plot(at, number, ".", color=drawn[0].get_color(), alpha=0.4, markersize=3)
+            at = np.repeat(place, list(map(len, groups)))
+            axis.plot(at, np.concatenate(groups), ".", color=drawn[0].get_color(), alpha=0.4, markersize=3)
         axis.set_xticks(range(len(ticks)), ticks)
         axis.set(xlabel=short(x), ylabel=named(y, runs.to_dict("records")))
         axis.grid(alpha=0.3)
@@ -245,9 +254,9 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         mine = runs[runs["panel"] == panel]
         across, up = ordered(mine[x]), ordered(mine[by])
         at, of = mine[x].astype(str), mine[by].astype(str)
-        cells = [[style.mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
+        cells = [[style.mean(mine[y][(at == a) & (of == u)].to_numpy(float)) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
-        style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
+        style.write_numbers(axis, cells, float(style.mean(np.ravel(cells))), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
         axis.set_yticks(range(len(up)), up)
         axis.set(xlabel=short(x), ylabel=short(by))
@@ -255,24 +264,15 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
     return figure
 
 
-def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figure:
+def sweep_curves(runs: Sequence[Mapping[Any, Any]], y: str, title: str) -> Figure:
     """Draw `y` over rounds: a line for each value (entry `line`), its runs' mean; a panel for each of `panel`."""
     figure, axes = _sweep_panels(list(dict.fromkeys(run["panel"] for run in runs)), title)
     for panel, axis in axes.items():
-        mine = [run for run in runs if run["panel"] == panel]
-        for line in dict.fromkeys(run["line"] for run in mine):
-            points: dict[int, list[float]] = {}
-            for run in mine:
-                for row in run["rounds"] if run["line"] == line else ():
-                    if row.get(y):
-                        points.setdefault(int(row["round"]), []).append(float(row[y]))
-            points = dict(sorted(points.items()))  # as runs may be scored at different rounds
-            scores = list(map(np.array, points.values()))
-            means, spread = np.array([*map(style.mean, scores)]), np.array([*map(style.spread, scores)])
-            axis.plot(list(points), means, label=line)
-            axis.fill_between(list(points), means - spread, means + spread, alpha=0.2)
+        lines: dict[str, list[Curve]] = {}
+        for run in (each for each in runs if each["panel"] == panel):
+            lines.setdefault(run["line"], []).append(run["rounds"])
+        style.draw_lines(axis, *_over_rounds(lines, y), lines)
         axis.set(xlabel="round", ylabel=named(y, runs))
-        axis.grid(alpha=0.3)
         axis.legend()
     return figure
 
@@ -287,13 +287,12 @@ def tuning_trials(trials: pd.DataFrame, params: Sequence[str], title: str) -> Fi
     best.set_xlabel("trial")
     best.legend()
     for name, axis in zip(params, rest, strict=True):
-        values = list(trials[name])
-        if all(isinstance(value, (int, float)) for value in values):
-            axis.plot(values, scores, "o", alpha=0.6)
-        else:
-            ticks = ordered([str(value) for value in values])
-            axis.plot([ticks.index(str(value)) for value in values], scores, "o", alpha=0.6)
+        places = list(trials[name])
+        if not all(isinstance(value, (int, float)) for value in places):
+            ticks = ordered(places)
+            places = [ticks.index(str(value)) for value in places]
             axis.set_xticks(range(len(ticks)), ticks)
+        axis.plot(places, scores, "o", alpha=0.6)
         axis.set_xlabel(short(name))
     for axis in axes.values():
         axis.set_ylabel("validation score, %")
@@ -312,12 +311,6 @@ def _numeric(values: Sequence[str]) -> bool:
         return all(math.isfinite(float(value)) for value in values)
     except ValueError:
         return False
-
-
-def numbers(column: Any) -> NDArray[np.float64]:
-    """Return the finite values of a column."""
-    array = np.array([math.nan if value is None else float(value) for value in column], dtype=np.float64)
-    return array[np.isfinite(array)]
 
 
 def short(key: str) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -119,7 +121,8 @@ def save_as(figure: Figure, place: Path, caption: str = "", formats: Iterable[st
         figure.supxlabel(text, fontsize=6, color="#555555", x=0.01, ha="left")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     for kind in formats:
-        figure.savefig(place.parent / f"{place.name}.{kind}", dpi=200, metadata=undated.get(kind))
+        with replacing(place.parent / f"{place.name}.{kind}") as temporary:
+            figure.savefig(temporary, format=kind, dpi=200, metadata=undated.get(kind))
 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
@@ -158,15 +161,7 @@ def draw_level(axis: Axes, values: Any, label: str, index: int) -> None:
     axis.axhspan(middle - apart, middle + apart, color=drawn["color"], alpha=0.12, linewidth=0)
 
 
-def draw_matrix(
-    axis: Axes,
-    matrix: Any,
-    title: str = "",
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
+def draw_matrix(axis: Axes, matrix: Any, title: str, *, low: float, high: float | None = None, unit: str = "") -> None:
     """Draw a matrix [N, N] by colour, with its scale beside it."""
     image = axis.imshow(np.asarray(matrix, dtype=np.float64), vmin=low, vmax=high, interpolation="nearest")
     axis.set_title(title)
@@ -175,7 +170,6 @@ def draw_matrix(
     scale = axis.figure.colorbar(image, ax=axis, shrink=0.85, pad=0.02)
     scale.outline.set_visible(False)
     scale.set_label(unit)
-    return image
 
 
 def write_numbers(axis: Axes, cells: Any, middle: float, form: str = "{}") -> None:

@@ -311,8 +311,9 @@ class FileProgress:
 class Output(Console):
     """Standard output that may be closed early (`| head`) without stopping the run; brackets in a text are its own."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
+    def __init__(self, width: int | None = None, **options: Any) -> None:
+        """`width`: of the lines if standard output is no terminal."""
+        super().__init__(markup=False, emoji=False, width=None if sys.stdout.isatty() else width, **options)
 
     def on_broken_pipe(self) -> None:
         """Discard all further output; rich would end the process."""

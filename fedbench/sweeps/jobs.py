@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -172,7 +172,7 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
         except Stopped as stop:
             if not elsewhere:
                 raise
-            return JobOutcome(_overrides(), code=128 + stop.number, stopped=stop.where)
+            return JobOutcome(values_of(_task()), code=128 + stop.number, stopped=stop.where)
 
 
 def _outcome(config: DictConfig) -> JobOutcome:
@@ -196,7 +196,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
             for line in plan_lines([run], folder_of, [""]):
                 say(line)
-            return JobOutcome(_overrides(), plain=plain)
+            return JobOutcome(values_of(_task()), plain=plain)
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other
             run = run.changed(progress="lines")
         result = _execute(run)
@@ -204,7 +204,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
             quiet = run.settings.progress == "none"
             print(*([result_line(result.row)] if quiet else []), f"folder: {result.folder}", sep="\n")
         return JobOutcome(
-            _overrides(),
+            values_of(_task()),
             dict(result.row),
             str(result.folder),
             plain,
@@ -216,7 +216,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
         code, failure = messages.explained(error, job)
         if here:
             tell(failure)
-        return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, shown=here)
+        return JobOutcome(values_of(_task()), plain=plain, code=code, failure=failure, shown=here)
 
 
 def _refuse_another_launcher() -> None:
@@ -242,10 +242,9 @@ def _execute(run: RunConfig) -> Run:
     return result
 
 
-def _overrides() -> dict[str, str]:
-    """Return the overrides of the running job."""
-    pairs = (override.lstrip("+").partition("=") for override in _task())
-    return {key: value for key, _, value in pairs}
+def values_of(overrides: Iterable[str]) -> dict[str, str]:
+    """Return the values of overrides by key: `++method.mu=1` as {"method.mu": "1"}."""
+    return dict(text.lstrip("+").partition("=")[::2] for text in overrides)
 
 
 def _task() -> list[str]:

@@ -5,30 +5,35 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from fedbench.config import messages
-from fedbench.config.compose import changes_nothing, key_of
-from fedbench.config.fields import typed
-from fedbench.config.schema import SweepConfig
+from fedbench.config.compose import changes_nothing, compose, key_of
+from fedbench.config.fields import outside, typed
+from fedbench.config.schema import ACCURACY, SweepConfig
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import make_folder, replacing, setting_name, write_text
+from fedbench.core.files import make_folder, setting_name, write_text
 from fedbench.core.latex import latex, latex_line, latex_table
 from fedbench.core.markdown import markdown as grid
+from fedbench.engine.history import COMMON, TEST_SETS, VALIDATION
+from fedbench.plots import runs as plots
+from fedbench.plots import style
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
-from fedbench.runs.run import Run
-from fedbench.sample_metrics import known
+from fedbench.runs.run import FAMILIES, NUMBERS, Run
+from fedbench.sample_metrics import METRICS, known
 from fedbench.sweeps import jobs
-from fedbench.sweeps.jobs import JobOutcome, launch, say
+from fedbench.sweeps.jobs import JobOutcome, launch, say, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from hydra.core.override_parser.types import Override
     from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
 
 
 def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
@@ -44,7 +49,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of each run: every combination of different values, the last key varies fastest.
 
     Raises:
-        ConfigError: an interval, which has no list of all values.
+        ConfigError: an interval, which has no list of all values, or a list without any.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
@@ -53,6 +58,8 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
             values[key] = list(dict.fromkeys(f"{key}={value}" for value in override.sweep_string_iterator()))
+            if not values[key]:
+                raise ConfigError(f"{override.input_line}: there is no value to combine; give one at least")
         else:
             raise ConfigError(
                 f"{key}: a grid needs values such as 0.1,0.5 or range(5); an interval needs hydra/sweeper=optuna"
@@ -68,16 +75,47 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
         return [outcome_of(job) for job in launch(sweeper.launcher, folder, batch, first)]
 
 
-def check_axes(config: SweepConfig, batch: Sequence[Sequence[str]]) -> None:
-    """Refuse, before the runs, axes of the figure that they do not set.
+def check_figure(plain: DictConfig, batch: Sequence[Sequence[str]]) -> None:
+    """Refuse, before the runs, a figure that they cannot give; `plain` is the config's section `sweep`.
 
     Raises:
-        UnknownName: sweep.x or sweep.by is no key of the runs.
+        UnknownName: sweep.x or sweep.by is no key of the runs, or sweep.y no number of theirs.
+        ConfigError: a wrong value, several of one key, a heatmap of one key, or a sweep.y that no run has.
     """
-    keys = dict.fromkeys(key_of(text) for overrides in batch for text in overrides)
+    config = typed(SweepConfig, OmegaConf.to_container(plain, resolve=True), "sweep")
+    runs = [JobOutcome(values_of(overrides)) for overrides in batch]
     for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
-        if key and key not in keys:
-            raise unknown(name, key, [*keys])
+        if key and key not in runs[0].overrides:
+            raise unknown(name, key, runs[0].overrides)
+    keys = swept(runs, (config.x, config.by))
+    if several := [key for key in keys if key.startswith("sweep.")]:
+        raise ConfigError(f"{several[0]} is of the whole sweep, got several values; give one")
+    if config.figure == "heatmap" and len(axes := {*keys, config.x} - {""}) < 2:
+        found = ", ".join(axes) or "none"
+        raise ConfigError(f"sweep.figure=heatmap needs two swept keys, no seeds, got {found}; set sweep.figure=lines")
+    on = [f"_on_{name}{way}" for name in (*TEST_SETS, VALIDATION) for way in ("", "_pooled")]
+    scores = [name + each for name in (ACCURACY, *METRICS, "clients") for each in on]
+    others = ("score", "train_loss", "bytes_up", "bytes_down") if config.figure == "curves" else NUMBERS
+    familiar = config.y.startswith(FAMILIES) and "_on_" not in config.y
+    if not (config.y in (*others, *scores) or familiar or outside("fedbench.methods")):  # which may record others
+        raise unknown("sweep.y", config.y, [*others, *scores])
+    need = ""
+    with suppress(Exception):  # of a run that is refused, which says so in its own turn
+        need = lacking(config.y, compose(batch[0]))
+    if need and not {"experiment", "protocol", key_of(need)} & {*keys}:
+        raise ConfigError(f"sweep.y={config.y} is in no run; add {need}")
+
+
+def lacking(column: str, config: Any) -> str:
+    """Return the override without which runs of `config` do not have the `column`; "" if there is none."""
+    protocol = config.protocol
+    needs = {name: f"protocol.metrics=[{name}]" for name in METRICS if name not in protocol.metrics}
+    needs |= dict.fromkeys(("ipr", "rsd"), "reference=local") if config.reference == "none" else {}
+    needs |= {} if protocol.test.val_fraction else {VALIDATION: "protocol.test.val_fraction=0.2"}
+    needs |= {} if protocol.unseen else {"unseen": "protocol.unseen=1"}
+    needs |= {} if protocol.test.sets in ("global", "both") else {"global": "protocol.test.sets=both"}
+    needs |= {} if protocol.test.sets == COMMON else {COMMON: f"protocol.test.sets={COMMON}"}
+    return next((need for part, need in needs.items() if f"_{part}_" in f"_{column}_"), "")
 
 
 def announce(batch: Sequence[Sequence[str]]) -> None:
@@ -85,14 +123,12 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
 
     A run that is refused says so in its own turn.
     """
-    from fedbench.config.compose import compose
     from fedbench.runs.config import RunConfig, resolve
     from fedbench.runs.estimate import plan_lines
     from fedbench.runs.execution import folder_of
 
     runs, names, planned = list[RunConfig](), list[str](), jobs.is_only_planned()
-    given = [dict(text.lstrip("+").partition("=")[::2] for text in overrides) for overrides in batch]
-    for overrides, name in zip(batch, variants(given), strict=True):
+    for overrides, name in zip(batch, variants([*map(values_of, batch)]), strict=True):
         try:
             runs.append(resolve(compose(overrides)))
             names.append(name)
@@ -156,13 +192,13 @@ def outcome_of(job: JobReturn) -> JobOutcome:
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
         code, failure = messages.explained(error, " ".join(overrides))
-        return JobOutcome(dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure)
+        return JobOutcome(values_of(overrides), code=code, failure=failure)
     return outcome
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
     """Return what distinguishes runs of a sweep besides their groups' options and seeds, such as "mu=0.1"."""
-    keys = dict.fromkeys(key for run in overrides for key in run if "." in key)
+    keys = dict.fromkeys(key for run in overrides for key in run if "." in key or key.startswith("reference"))
     varied = [key for key in keys if len({run.get(key) for run in overrides}) > 1]
     return [" ".join(f"{key.removeprefix('method.')}={run[key]}" for key in varied if key in run) for run in overrides]
 
@@ -184,7 +220,7 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
         if outcome.row is not None
     ]
     # In a notebook rich would show it beside standard output.
-    console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
+    console = Output(width=120, force_jupyter=False)
     say(comparison_table(rows, console.width), console=console)
 
 
@@ -211,55 +247,30 @@ def _without(keys: Collection[str], protocol: str) -> str:
 
 def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     """Return the sweep's matplotlib figure."""
-    from fedbench.plots import runs as plots
-
     x = config.x or (keys[0] if keys else "seed")
     by = config.by if config.by in keys else next((key for key in keys if key != x), "")
-    title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
-    drawn = curves(labelled(runs, [key for key in keys if key != x]), x) if config.figure == "curves" else []
-    columns = dict.fromkeys(name for run in drawn for name in run["rounds"][0]) or [str(name) for name in runs.columns]
-    scores = [name for name in columns if name.startswith("acc_on_") and name != "acc_on_val"] if drawn else []
-    y = scores[0] if scores and config.y == "score" else config.y
+    y, title = config.y, ", ".join(part for part in (config.name or "", config.mirrors) if part)
+    columns, over_rounds = [str(name) for name in runs.columns], config.figure == "curves"
+    others = [key for key in keys if key != x and (key != by or over_rounds)]
+    runs = runs.assign(panel=[" ".join(f"{key}={line[key]}" for key in others) for line in runs.to_dict("records")])
+    if over_rounds:
+        histories: list[Any] = [plots.curve_of(Run(Path(str(path))).rounds) for path in runs["path"]]
+        runs = runs.assign(line=[f"{plots.short(x)}={value}" for value in runs[x]], rounds=histories)
+        columns = list(dict.fromkeys(name for history in histories for name in history))
+        scores = [name for name in columns if name.startswith("acc_on_") and name != "acc_on_val"]
+        y = scores[0] if scores and y == "score" else y
     if y not in columns:
         raise unknown("sweep.y", y, columns)
-    if drawn:
-        return plots.sweep_curves(drawn, y, title)
-    shape = plots.sweep_heatmap if config.figure == "heatmap" and by else plots.sweep_lines
-    others = [key for key in keys if key not in (x, by)]
-    return shape(labelled(runs, others), x, by, y, title)
-
-
-def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
-    """Return `runs` with a column `panel`: the values of all swept keys that no axis shows."""
-    panels = [" ".join(f"{key}={line[key]}" for key in others) for line in runs.to_dict("records")]
-    paneled: pd.DataFrame = runs.assign(panel=panels)
-    return paneled
-
-
-def curves(runs: pd.DataFrame, x: str) -> list[Mapping[str, Any]]:
-    """Return one entry for each run: line, panel, and the rows of its rounds.csv."""
-    return [
-        {
-            "line": f"{x.rpartition('.')[2]}={run[x]}",
-            "task": run.get("task"),
-            "panel": run["panel"],
-            "rounds": Run(Path(str(run["path"]))).rounds,
-        }
-        for run in runs.to_dict("records")
-    ]
-
-
-def write_picture(figure: Any, folder: Path) -> None:
-    """Write figure.svg and figure.png."""
-    for suffix in ("svg", "png"):
-        with replacing(folder / f"figure.{suffix}") as temporary:
-            figure.savefig(temporary, format=suffix, dpi=150, bbox_inches="tight")
+    if over_rounds:
+        return plots.sweep_curves(runs.to_dict("records"), y, title)
+    shape = plots.sweep_heatmap if config.figure == "heatmap" else plots.sweep_lines
+    return shape(runs, x, by, y, title)
 
 
 # The files of a named sweep: runs.csv, mean and spread over seeds as table.csv, .md and .tex, figure.svg and .png.
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
-METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
+MEANS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
 UNNAMED = ("experiment", "seed")  # in the folder of an experiment, which has its name already
 
 
@@ -281,7 +292,8 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     write_text(folder / "table.md", markdown(lines, keys, same))
     title = ", ".join(filter(None, (config.name, config.mirrors)))
     write_text(folder / "table.tex", tex(lines, keys, same, title, folder.name))
-    write_picture(draw(config, runs, keys), folder)
+    with style.styled(folder.name):
+        style.save_as(draw(config, runs, keys), folder / "figure")
     return folder
 
 
@@ -363,7 +375,7 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     import pandas as pd
 
     scores = [each for name in known(runs.columns) for each in (name, f"{name}_pooled", f"ipr_{name}", f"rsd_{name}")]
-    metrics = [name for name in dict.fromkeys((*METRICS, *scores, y)) if name in runs.columns]
+    metrics = [name for name in dict.fromkeys((*MEANS, *scores, y)) if name in runs.columns]
     lines: list[dict[str, Any]] = []
     groups = runs.groupby(list(keys), sort=False, dropna=False) if keys else [((), runs)]
     for values, group in groups:

@@ -14,6 +14,8 @@ from rich.table import Table
 from fedbench.config.fields import Component, at_least, one_of, typed
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.files import write_text
+from fedbench.plots import runs as plots
+from fedbench.plots import style
 from fedbench.runs.progress import Output, decimals
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome, say
@@ -166,7 +168,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
         shown.add_column(heading, justify="right")
     for trial in ranked[:5]:
         shown.add_row(str(trial.number), *(str(trial.values[key]) for key in params), decimals(trial.score))
-    say(shown, console=Output(width=None))
+    say(shown, console=Output())
     best = ranked[0]
     say("best:", best.overrides(params))
     say(f"its test score, which chose nothing: {decimals(best.mean('score'))} %")
@@ -182,8 +184,6 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """
     import pandas as pd
 
-    from fedbench.plots.runs import tuning_trials
-
     lines = [
         {"trial": trial.number, **{key: trial.values[key] for key in params}}
         | {"val": trial.score, "seeds": len(trial.outcomes)}
@@ -198,5 +198,6 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     session.write_runs(folder, session.tidy(finished, keys))
     write_text(folder / "trials.csv", frame.to_csv(index=False))
     write_text(folder / "best.txt", f"{best.overrides(params)}\n")
-    session.write_picture(tuning_trials(frame, params, name), folder)
+    with style.styled(folder.name):
+        style.save_as(plots.tuning_trials(frame, params, name), folder / "figure")
     return folder

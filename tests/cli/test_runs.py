@@ -14,7 +14,7 @@ import pytest
 import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
-from fedbench.cli.runs import comparison_figures, find_folders, times_to_accuracy
+from fedbench.cli.runs import comparison_figures, distinct_names, find_folders, times_to_accuracy
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_csv
 from fedbench.papers.measures import Speedup
@@ -71,7 +71,7 @@ def test_without_a_file_the_main_columns_are_printed(runs: Path, capsys: pytest.
     assert main(["collect", str(runs / "a"), "--no-config"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1].strip("┃│ ").split() == ["method", "┃", "seed", "┃", "acc", "┃", "ipr"]
-    assert said[3].strip("│ ").split(" │ ")[0].strip() == "fedprox"
+    assert said[3].strip("│ ").split() == ["fedprox", "│", "0", "│", "50.00", "│", "-"]
     assert said[-1] == "1 run; --out runs.csv writes all 6 columns"
     own = run_tta(runs / "c", "fedavg", [50], dataset="table-data[v2]")  # of a file of this name
     for command in (["collect", str(own)], ["tta", str(own), "--reference", "40"]):
@@ -129,6 +129,7 @@ def run_tta(folder: Path, method: str, accuracies: list[float], dataset: str = "
     folder.mkdir()
     row = {"method": method, "dataset": dataset, "partition": "p", "seed": 0}
     (folder / "result.json").write_text(json.dumps(row), encoding="utf-8")
+    (folder / "config.yaml").write_text(f"method: {{name: {method}}}\n", encoding="utf-8")
     rounds = [
         {
             "round": 10 * i,
@@ -147,7 +148,7 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
     base = run_tta(tmp_path / "a", "fedavg", [10, 50, 60, 70, 70])
     fast = run_tta(tmp_path / "b", "sosicfl", [10, 72, 60])
     slow = run_tta(tmp_path / "c", "local", [10, 20, 69.9])
-    title, rows = times_to_accuracy([fast, slow], None, base, "local")
+    title, rows, _ = times_to_accuracy([fast, slow], None, base, "local")
     assert "70.00 %" in title
     assert rows == [
         ("fedavg, d, p, seed 0", "30", "30.0", "30.0", "1.0"),
@@ -156,8 +157,39 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
     ]
     once = run_tta(tmp_path / "d", "fedavg", [math.nan, math.nan, 60])  # protocol.test.once=true
     assert times_to_accuracy([fast], None, once, "local")[1][0][1:] == ("20", "20.0", "20.0", "1.0")
-    _, (row,) = times_to_accuracy([base], 55.0, None, "local")
+    _, (row,), _ = times_to_accuracy([base], 55.0, None, "local")
     assert row[1:] == ("20", "20.0", "20.0", "-")
+
+
+@pytest.mark.parametrize(
+    ("precision", "partition_seed", "names"),
+    [
+        (["float32", "bf16"], ["null", "null"], ["hardware.precision=float32", "hardware.precision=bf16"]),
+        (["float32"] * 3, ["null", "7", "8"], ["partition_seed=None", "partition_seed=7", "partition_seed=8"]),
+        (["float32"] * 3, ["null", "3", "3"], [""] * 3),  # of seed 3, whose partition the others have
+    ],
+)
+def test_runs_of_other_settings_have_other_names(
+    precision: list[str], partition_seed: list[str], names: list[str], tmp_path: Path
+) -> None:
+    """In `tta` and in legends; also where they differ in their seeds, as of several partitions drawn."""
+    folders = [run_tta(tmp_path / str(number), "fedavg", [10, 50]) for number in range(len(names))]
+    for number, folder in enumerate(folders):
+        row = json.loads((folder / "result.json").read_text())
+        row |= {"seed": number + 3, "key": f"{number}" * 8, "precision": precision[number]}
+        (folder / "result.json").write_text(json.dumps(row))
+        (folder / "config.yaml").write_text(f"partition_seed: {partition_seed[number]}\nmethod: {{name: fedavg}}\n")
+    runs = [Run(folder) for folder in folders]
+    found = distinct_names([each.row for each in runs], runs)
+    assert found == [", ".join(filter(None, ("fedavg", name))) for name in names]
+    _, lines, _ = times_to_accuracy(folders, 40.0, None, "local")
+    told = [", ".join(filter(None, ("fedavg, d, p", name, f"seed {i + 3}"))) for i, name in enumerate(names)]
+    assert [line[0] for line in lines] == told
+
+
+def test_a_baseline_that_is_among_the_runs_keeps_its_name(tmp_path: Path) -> None:
+    folder = run_tta(tmp_path / "a", "fedavg", [10, 50])
+    assert {line[0] for line in times_to_accuracy([folder], None, folder, "local")[1]} == {"fedavg, d, p, seed 0"}
 
 
 def test_the_measure_of_tables_agrees(tmp_path: Path) -> None:
@@ -316,7 +348,6 @@ def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
     for folder in folders:
         row = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**row, "test_set": "local"}))
-        (folder / "config.yaml").write_text("method: {name: fedavg}\n")
     rounds = (folders[1] / "rounds.csv").read_text()
     (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
     with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):

@@ -50,6 +50,69 @@ def test_an_axis_that_is_not_set_is_refused_before_the_runs(
     assert not list(executed)
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("sweep.y=accc", "unknown sweep.y 'accc'; nearest: acc"),
+        ("sweep.y=method", "unknown sweep.y 'method'"),
+        ("sweep.y=acc_on_locl", "unknown sweep.y 'acc_on_locl'; nearest: acc_on_local"),
+        ("sweep.y=acc sweep.figure=curves", "unknown sweep.y 'acc'; nearest: acc_on_"),
+        (
+            "sweep.y=auroc_on_local sweep.figure=curves",
+            "sweep.y=auroc_on_local is in no run; add protocol.metrics=[auroc]",
+        ),
+        ("sweep.y=acc_best_val", "sweep.y=acc_best_val is in no run; add protocol.test.val_fraction=0.2"),
+        ("sweep.y=acc_on_global", "sweep.y=acc_on_global is in no run; add protocol.test.sets=both"),
+        ("sweep.y=acc_on_common", "sweep.y=acc_on_common is in no run; add protocol.test.sets=common"),
+        ("sweep.y=acc_unseen_5", "sweep.y=acc_unseen_5 is in no run; add protocol.unseen=1"),
+        ("sweep.y=ipr reference=none", "sweep.y=ipr is in no run; add reference=local"),
+        ("sweep.y=null", "sweep (y): Incompatible value 'None'"),
+        ("sweep.figure=pie", "unknown sweep.figure 'pie'"),
+        (
+            "sweep.figure=heatmap",
+            "sweep.figure=heatmap needs two swept keys, no seeds, got none; set sweep.figure=lines",
+        ),
+        (
+            "sweep.figure=heatmap partition=dir0.1,dir0.5",
+            "sweep.figure=heatmap needs two swept keys, no seeds, got part",
+        ),
+        ("sweep.name=a,b", "sweep.name is of the whole sweep, got several values; give one"),
+        ("partition=glob(nothing*)", "partition=glob(nothing*): there is no value to combine; give one at least"),
+    ],
+)
+def test_a_figure_without_its_numbers_is_refused_before_the_runs(
+    given: str, reason: str, toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "seed=0,1", "method=fedavg", *given.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {reason}")
+    assert not list(executed)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "sweep.y=auroc protocol.metrics=[acc],[auroc]",
+        "sweep.y=acc_on_val_pooled protocol.test.val_fraction=0.2",
+        "sweep.y=seconds_train sweep.figure=curves",
+        "sweep.figure=heatmap sweep.x=seed partition=dir0.1,dir0.5",
+    ],
+)
+def test_a_figure_that_some_runs_give_is_none_of_these(
+    given: str, toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["-m", "seed=0,1", "method=fedavg", *given.split()])
+    assert list(executed)
+
+
+def test_a_number_that_another_package_s_method_records_is_drawn(
+    toy: Path, executed: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.sweeps.session.outside", lambda _: ("theirs",))
+    assert main(["-m", "seed=0,1", "method=fedavg", "sweep.y=their_number"]) == 0
+    assert len(executed) == 2
+
+
 @pytest.mark.slow
 def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> None:
     assert main(["-m", "method=glob(*)"]) == 0
@@ -104,6 +167,7 @@ def test_variants_name_what_a_sweep_varied() -> None:
     assert variants(jobs) == ["mu=0.1", "mu=0.1", "mu=1", "mu=1"]
     assert variants([*jobs, {"method": "fedavg"}])[-1] == ""
     assert variants([{"seed": "0"}, {"seed": "1"}]) == ["", ""]
+    assert variants([{"reference_lr": "0.1"}, {"reference_lr": "1"}]) == ["reference_lr=0.1", "reference_lr=1"]
 
 
 def test_a_dry_run_names_what_a_sweep_varies(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,7 @@ def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
         swept_key = config["sweep"].get(key)
         assert swept_key is None or swept_key in config["hydra"]["sweeper"]["params"]
     for extra in ([], smaller(name)):
+        session.check_figure(OmegaConf.create({**asdict(SweepConfig()), **config["sweep"]}), corners(name, extra))
         for job in corners(name, extra):
             run = resolve(compose.compose(job))
             assert run.settings.sweep.name == name
@@ -239,6 +241,13 @@ def test_curves_of_each_seed_have_a_panel_where_that_is_asked_for(monkeypatch: p
     runs = pd.DataFrame([{**each.overrides, "path": ""} for each in outcomes])
     drawn = session.draw(config, runs, session.swept(outcomes, (config.x, config.by)))
     assert [axis.get_title() for axis in drawn.axes] == ["seed=0", "seed=1"]
+
+
+def test_the_words_of_a_sweep_s_figure_are_no_formula(tmp_path: Path) -> None:
+    plain = {"sweep": {"name": "a$b$c", "folder": str(tmp_path), "y": "acc"}}
+    runs = [JobOutcome({"dataset.path": path}, {"acc": 1.0}, plain=plain) for path in ("$x$", "$5_$")]
+    text = (write_table(runs) / "figure.svg").read_text(encoding="utf-8")
+    assert all(f">{words}</text>" in text for words in ("a$b$c", "$x$", "$5_$"))
 
 
 @pytest.mark.parametrize("axis", ["method.C", "seed", "method"])
