@@ -87,14 +87,15 @@ def _table(frame: Any, roles: Mapping[str, Any]) -> dict[str, Any]:
     if (names := frame.columns.astype(str)).has_duplicates:
         twice = names[names.duplicated()][0]
         raise ConfigError(f"data is a table with several columns '{twice}'; give each a name of its own")
-    cells = frame.set_axis(names, axis=1).astype(object).where(frame.notna().to_numpy(), None).to_dict("list")
+    words = frame.set_axis(names, axis=1).astype(object)
+    cells = words.where(words.notna() & (words != ""), None).to_dict("list")
     content = json.dumps(cells, default=lambda each: float(each) if isinstance(each, NUMBERS) else str(each)).encode()
     path = _path(hashlib.sha256(content).hexdigest(), "json")  # which tells words from numbers, as a .csv does not
     if not path.is_file():
         write_bytes(path, content)
-    words = [str(name) for name in frame.columns if str(frame[name].dtype) == "category"]
+    kinds = [str(name) for name in frame.columns if str(frame[name].dtype) == "category"]
     named = {f"dataset.{COLUMNS[role]}": name for role, name in roles.items()}
-    return {"dataset": "table", "dataset.path": path, **named, **({"dataset.categories": words} if words else {})}
+    return {"dataset": "table", "dataset.path": path, **named, **({"dataset.categories": kinds} if kinds else {})}
 
 
 def _arrays(given: Mapping[str, Any]) -> dict[str, Any]:

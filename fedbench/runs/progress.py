@@ -296,7 +296,7 @@ class FileProgress:
                 self._bar = bars.Progress(said, *columns, console=self._console)
                 self._bar.start()
             if what not in self._tasks:
-                self._tasks[what] = self._bar.add_task(what)
+                self._tasks[what] = self._bar.add_task(what, total=total)
             self._bar.update(self._tasks[what], completed=done, total=total)
         elif now >= self._said + QUIET or done == total:
             self._said = now

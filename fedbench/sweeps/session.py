@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config import messages
+from fedbench.config import groups, messages
 from fedbench.config.compose import changes_nothing, compose, key_of
-from fedbench.config.fields import outside, typed
+from fedbench.config.fields import typed
 from fedbench.config.schema import ACCURACY, SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, setting_name, write_text
 from fedbench.core.latex import latex, latex_line, latex_table
 from fedbench.core.markdown import markdown as grid
 from fedbench.engine.history import COMMON, TEST_SETS, VALIDATION
+from fedbench.engine.method import Method
 from fedbench.plots import runs as plots
 from fedbench.plots import style
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
@@ -97,13 +98,22 @@ def check_figure(plain: DictConfig, batch: Sequence[Sequence[str]]) -> None:
     scores = [name + each for name in (ACCURACY, *METRICS, "clients") for each in on]
     others = ("score", "train_loss", "bytes_up", "bytes_down") if config.figure == "curves" else NUMBERS
     familiar = config.y.startswith(FAMILIES) and "_on_" not in config.y
-    if not (config.y in (*others, *scores) or familiar or outside("fedbench.methods")):  # which may record others
+    methods = {run.overrides.get("method"): overrides for run, overrides in zip(runs, batch, strict=True)}
+    if not (config.y in (*others, *scores) or familiar or any(map(_records, methods.values()))):
         raise unknown("sweep.y", config.y, [*others, *scores])
     need = ""
     with suppress(Exception):  # of a run that is refused, which says so in its own turn
         need = lacking(config.y, compose(batch[0]))
     if need and not {"experiment", "protocol", key_of(need)} & {*keys}:
         raise ConfigError(f"sweep.y={config.y} is in no run; add {need}")
+
+
+def _records(overrides: Sequence[str]) -> bool:
+    """Whether the method of a run stores numbers of its own; a run that is refused says so in its own turn."""
+    with suppress(Exception):
+        name = str(compose(overrides).method.name)
+        return groups.registry("method").get(name).record is not Method.record
+    return False
 
 
 def lacking(column: str, config: Any) -> str:
@@ -114,7 +124,7 @@ def lacking(column: str, config: Any) -> str:
     needs |= {} if protocol.test.val_fraction else {VALIDATION: "protocol.test.val_fraction=0.2"}
     needs |= {} if protocol.unseen else {"unseen": "protocol.unseen=1"}
     needs |= {} if protocol.test.sets in ("global", "both") else {"global": "protocol.test.sets=both"}
-    needs |= {} if protocol.test.sets == COMMON else {COMMON: f"protocol.test.sets={COMMON}"}
+    needs |= {} if protocol.test.sets in ("global", "both", COMMON) else {COMMON: f"protocol.test.sets={COMMON}"}
     return next((need for part, need in needs.items() if f"_{part}_" in f"_{column}_"), "")
 
 

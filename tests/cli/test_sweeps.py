@@ -19,6 +19,7 @@ from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import _compare, conclude, markdown, table, tidy, variants
 from tests.helpers.runner import FakeRunner
+from tests.helpers.toys import ToyAverage
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -95,6 +96,7 @@ def test_a_figure_without_its_numbers_is_refused_before_the_runs(
         "sweep.y=auroc protocol.metrics=[acc],[auroc]",
         "sweep.y=acc_on_val_pooled protocol.test.val_fraction=0.2",
         "sweep.y=seconds_train sweep.figure=curves",
+        "sweep.y=acc_on_common protocol.test.sets=both",
         "sweep.figure=heatmap sweep.x=seed partition=dir0.1,dir0.5",
     ],
 )
@@ -105,10 +107,10 @@ def test_a_figure_that_some_runs_give_is_none_of_these(
     assert list(executed)
 
 
-def test_a_number_that_another_package_s_method_records_is_drawn(
+def test_a_number_that_a_method_records_is_drawn(
     toy: Path, executed: FakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbench.sweeps.session.outside", lambda _: ("theirs",))
+    monkeypatch.setattr(ToyAverage, "record", lambda *_: {"their_number": 1}, raising=False)
     assert main(["-m", "seed=0,1", "method=fedavg", "sweep.y=their_number"]) == 0
     assert len(executed) == 2
 

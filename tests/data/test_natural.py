@@ -521,7 +521,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "dates": (
         {"x0": pd.date_range("2020-01-01", periods=N).strftime("%d.%m.%Y")},
         {},
-        r"'x0' holds dates or times, such as '01.01.2020'; .* or dataset.categories=\[x0\]",
+        r"'x0' holds dates, such as '01.01.2020'; .* or dataset.categories=\[x0\]",
     ),
     "decimal commas": ({"x0": [f"{i},5" for i in range(N)]}, {}, "'x0' holds numbers with commas, such as '0,5'"),
     "another part": ({"part": "dev"}, {"split": "part"}, "split is 'dev' at 0; write train, val or test"),
@@ -585,10 +585,13 @@ def test_the_types_of_columns_are_kept(form: str, tmp_path: Path) -> None:
     with pytest.raises(FedbenchError, match="the first at 3, name no client; give each one"):
         read(site=np.where(np.arange(N) == 3, np.nan, whole))
     for times in (pd.to_datetime("2020-01-02") + pd.to_timedelta(whole, "D"), pd.to_timedelta(whole, "D")):
-        with pytest.raises(
-            FedbenchError, match=r"'when' holds dates or times, such as '.*'; write numbers such as 7.5"
-        ):
+        with pytest.raises(FedbenchError, match=r"'when' holds (dates|times), such as '.*'; write numbers such as 7.5"):
             read(when=times)
+    empty = None if form == "parquet" else ""
+    gaps = np.where(np.arange(N) == 3, empty, np.array([f"00{i}.5" for i in whole], dtype=object))
+    assert read(price=gaps).columns[-1] == (), "an empty word is a missing number"
+    with pytest.raises(FedbenchError, match="the first at 3, have no label in 'ill'"):
+        read(ill=gaps)
 
 
 def test_numbers_that_a_file_keeps_as_words(tmp_path: Path) -> None:
@@ -625,6 +628,12 @@ def test_numbers_too_close_for_float32_stay_apart(tmp_path: Path) -> None:
     run = fedbench.run(*SHORT, *table(path := csv(tmp_path, time=seconds)), save_models=True)
     rows = pd.read_csv(path).iloc[run_partition(run).test[0]].drop(columns=["site", "ill"])
     np.testing.assert_allclose(run.predict(0, rows).scores, run.predict(0).scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["k|p|c,z,ill\n1,2,a\n2,3,b\n", "\nx,z,ill\n1,2,a\n2,3,b\n"])
+def test_pipes_in_names_and_an_empty_first_line_are_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sites.csv").write_text(text)
+    assert OwnTable(path=str(tmp_path / "sites.csv"), target="ill").load().x.shape == (2, 1, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MOST_WORDS = 100  # different words of a column that are taken for categories
 NAMED = 6  # columns that a line names
 WRITTEN = {  # what is no category, by the form of its words
-    "dates or times": r"(\d{4}[-./]\d\d?[-./]\d\d?|\d\d?[-./]\d\d?[-./]\d{4})(\D.*)?|-?\d+ days?.*|\d\d?:\d\d(:.*)?",
+    "dates": r"(\d{4}[-./]\d\d?[-./]\d\d?|\d\d?[-./]\d\d?[-./]\d{4})(\D.*)?",
+    "times": r"\d\d?:\d\d(:.*)?|-?\d+ days?( [\d:.]+)?",
     "numbers with commas": r"[-+]?[\d.]+(,\d+)+",
 }
 
@@ -111,11 +112,12 @@ class OwnTable(OwnData):
                 return frame
             with path.open(encoding="utf-8-sig", newline="") as file:
                 lines = [file.readline(), file.readline()]
-            comma = max(",;\t|", key=lines[0].count)
+            comma = max(",;\t", key=lines[0].count)
+            comma = comma if comma in lines[0] or "|" not in lines[0] else "|"
             header, *rows = csv.reader(lines, delimiter=comma)
             if twice := [name for name in header if name and header.count(name) > 1]:
                 raise ValueError(f"several columns '{twice[0]}'")
-            if rows and len(rows[0]) > len(header):
+            if header and rows and len(rows[0]) > len(header):
                 raise ValueError(f"{len(rows[0])} fields below {len(header)} names")
             return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
         except ImportError as error:
@@ -149,7 +151,7 @@ class OwnTable(OwnData):
                         f"dataset.drop=[{name}], or dataset.categories=[{name}]"
                     )
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
-            codes = any(re.match("0[0-9]", word) for word in words.tolist())  # 007 is no 7
+            codes = any(re.fullmatch("0[0-9]+", word) for word in words.tolist())  # 007 is no 7
             if numbers.any() and numbers.all() and not codes:  # as words, such as decimals
                 return self._numbers(column, name), []
             if 2 * numbers.sum() > len(words) and not codes:
