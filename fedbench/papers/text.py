@@ -23,7 +23,7 @@ from fedbench.papers.recorded import LOCAL
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.papers.store import PENDING, Cell, TableResult
 from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
-from fedbench.runs.progress import STALE, rough_seconds
+from fedbench.runs.progress import STALE, amount, rough_seconds
 
 DASH = "-"
 DIVERGED = f"{Diverged.__name__}: "  # in the reason of a cell
@@ -481,6 +481,7 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
 def _significance(table: TableResult) -> Iterator[str]:
     metric, reference = table.spec.metrics[0], table.spec.headline
     pairs = comparisons.paired(table, metric, reference) if reference and metric.better != "neither" else []
+    alike: dict[str, list[str]] = {}
     for column in dict.fromkeys(each.column for each in pairs):
         here = [each for each in pairs if each.column == column]
         told = {
@@ -488,10 +489,10 @@ def _significance(table: TableResult) -> Iterator[str]:
             "below": [each.row for each in here if each.high < 0 and each.p < LEVEL],
         }
         words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
-        yield (
-            f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is "
-            f"{words or 'not significantly different from any'} ({len(here)} comparisons)."
-        )
+        said = f"{reference} is {words or 'not significantly different from any'} ({amount(len(here), 'comparison')})"
+        alike.setdefault(said, []).append(column)
+    for said, columns in alike.items():
+        yield f"{', '.join(columns)}, paired over seeds, 5 % with Holm's adjustment: {said}."
 
 
 def _agreement(table: TableResult, each: Agreement) -> str:

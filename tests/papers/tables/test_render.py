@@ -8,6 +8,7 @@ import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -39,6 +40,23 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "the paper's claim that A is best holds" in text
     some = filled(VALUES, {**PUBLISHED, "D": value(70.0)}, made=MADE, headline="A", **FIVE)
     assert "; A is best of the 2 rows that were run (3 in the paper)." in render.draw_markdown(some)
+
+
+def test_columns_with_the_same_paired_comparison_share_a_line() -> None:
+    lines = {"rows": [{"label": row} for row in "AB"], "columns": [{"label": column} for column in "cde"]}
+    better = {"c": 5.0, "d": 0.0, "e": 6.0}  # how far A is above B
+    base = np.array([80.0, 82.0, 84.0])
+    cells = [
+        Cell(row, column, "acc", tuple(base + (row == "A") * gap), (0, 1, 2))
+        for row in "AB"
+        for column, gap in better.items()
+    ]
+    said = notes(Layout(dataclasses.replace(filled({"A": [1.0]}, headline="A", **lines), cells=tuple(cells))))
+    paired = "paired over seeds, 5 % with Holm's adjustment: A is"
+    assert [line for line in said if paired in line] == [
+        f"c, e, {paired} above B (1 comparison).",
+        f"d, {paired} not significantly different from any (1 comparison).",
+    ]
 
 
 def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
