@@ -128,14 +128,13 @@ def refuse_mixed(override: Override) -> None:
 
     The error says what to write. Without its key a setting is one that neither the YAML nor the run's label names.
     """
-    from hydra.core.override_parser.types import OverrideType
-
     key, value = str(override.key_or_group), override.value()
-    if override.type == OverrideType.DEL and key.partition(".")[0] in (*groups.REGISTRIES, *groups.SCHEMAS):
+    known = (*groups.REGISTRIES, *groups.SCHEMAS)
+    if override.is_delete() and key.partition(".")[0] in known and key != "model.kinds":  # which has no default
         raise ConfigError(f"~{key} would set {key} to a value that is shown nowhere; write {key}=VALUE (or =null)")
-    if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, (int, float)):
+    if key.partition("/")[0] in known and isinstance(value, (int, float)):
         raise ConfigError(f"{key}={value}: an option has a name; choose one: {key}=NAME")
-    if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
+    if key.partition("/")[0] in known and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))
         raise ConfigError(
             f"{key}=[{names}] would mix them into one run; a run of each: -m {key}={names} (in Python fedbench.sweep)"

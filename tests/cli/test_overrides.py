@@ -214,3 +214,12 @@ def test_a_key_is_not_taken_away(key: str) -> None:
     """What stays would be a default of the code, which neither the YAML nor the label of the run names."""
     with pytest.raises(ConfigError, match=rf"^~{key} would set {key} to a value that is shown nowhere; write"):
         compose.compose(["method=fedavg", "partition=dir0.1", f"~{key}"])
+
+
+def test_a_list_of_networks_takes_the_place_of_the_named_ones() -> None:
+    """docs/methods.md shows it; without the list the network refuses, so nothing stays that is shown nowhere."""
+    listed = "+model.kinds=[{name:mlp,hidden:[64]},{name:cnn,channels:[8],hidden:[64],padding:2}]"
+    run = resolve(compose.compose(["method=fml", "model=mixed", "~model.kinds", listed]))
+    assert list(run.model.networks) == ["net1", "net2"]
+    with pytest.raises(ConfigError, match=r"^model\.kinds must name at least two modalities"):
+        resolve(compose.compose(["method=fml", "model=mixed", "~model.kinds"]))
