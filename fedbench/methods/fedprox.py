@@ -4,7 +4,8 @@ Eq. 2: client k minimises F_k(w) + mu/2 ||w - w^t||^2, where w^t is the received
 
 Deviations:
 - Clients are drawn uniformly and weighted by n_k. Algorithm 2 draws them by p_k and averages them equally.
-- Every client does the protocol's whole local work. In the paper slow clients stop early (gamma_k^t-inexactness).
+- All clients do the same local work, unless `protocol.work.partial` lets some stop early. In the paper slow clients do
+  (gamma_k^t-inexactness).
 
 Batch normalisation: as in FedAvg. The proximal term includes weights and no statistics.
 """

@@ -9,11 +9,10 @@ authors' run_me.sh. As in the code, every class has a T_c, even if no client of 
 over rounds, its optimiser is not. A class's average counts clients equally.
 
 Deviations:
-- Prototypes are computed in evaluation mode, as in FedProto.
 - The classifier predicts before the first round's training. The code does not score then.
 - Features have the networks' own width. The code pools them to one width.
 
-Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
+Batch normalisation: as in FedProto, statistics are the client's own, and prototypes are computed in evaluation mode.
 """
 
 from __future__ import annotations
