@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.metrics import improvement
+from fedbench.metrics import client_mean, improvement
 from fedbench.runs.progress import amount
 from fedbench.runs.run import FAMILIES, NUMBERS, Run, reaches
 from fedbench.sample_metrics import METRICS
@@ -94,7 +94,7 @@ class Result(Measure):
 
 @dataclass(frozen=True)
 class Clients(Measure):
-    """Mean accuracy in percent of the clients from `first` to `last` inclusive (a domain's clients)."""
+    """Mean accuracy in percent of the scored clients from `first` to `last` inclusive (a domain's clients)."""
 
     name: ClassVar[str] = "clients"
     first: int = 0
@@ -114,7 +114,7 @@ class Clients(Measure):
             raise ConfigError(
                 f"measure clients: the run has {amount(count, 'client')}, numbered from 0, and no {self.last}"
             )
-        return float(np.mean([float(row["acc"] or "nan") for row in rows]))
+        return client_mean(np.array([float(row["acc"] or "nan") for row in rows]))
 
     @property
     def words(self) -> str:

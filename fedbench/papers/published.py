@@ -37,7 +37,7 @@ def width(metric: str, published: float, clients: int | None) -> float | None:
 
 def is_relative(metric: str) -> bool:
     """Return whether the margin of a metric is a share of its published value."""
-    return metric not in ("ipr", "rsd") and "acc" not in metric.split("_")
+    return metric not in ("ipr", "rsd", "score") and "acc" not in metric.split("_")
 
 
 FILE = Path(__file__).with_name("published.csv")

@@ -108,9 +108,7 @@ def packed(content: Any) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number rounded to what can be seen; None where there is no finite value."""
-    if value in ("", None):
-        return None
-    number = float(value)
+    number = float("nan" if value in ("", None) else value)
     if not math.isfinite(number):
         return None
     short = float(f"{number:.4g}")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
-from fedbench.core.errors import Diverged
 from fedbench.data.partitions.programs import AuthorsProgram
 from fedbench.papers import comparisons, published, selection, verdict
 from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
@@ -22,11 +21,10 @@ from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEV
 from fedbench.papers.recorded import LOCAL
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.papers.store import PENDING, Cell, TableResult
-from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
+from fedbench.papers.verdict import DIVERGED, NONE, Verdict, counts, verdict_of
 from fedbench.runs.progress import STALE, amount, rough_seconds
 
 DASH = "-"
-DIVERGED = f"{Diverged.__name__}: "  # in the reason of a cell
 
 
 @dataclass(frozen=True)
@@ -216,8 +214,7 @@ def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> 
         *_numbers("columns", table.spec.columns, {column}),
         *(_seeds_text(table, own) if own else []),
     ]
-    words = ["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen]
-    return shlex.join(words)
+    return shlex.join(["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen])
 
 
 def _made(table: TableResult) -> list[str]:
@@ -392,8 +389,7 @@ def notes(layout: Layout) -> list[str]:
     changed = filter(None, [selection.load_scale(made.scale).words])
     said = [*_seed_notes(table), *fewer_clients(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
     if not made.trained:
-        said.append("The runs are too short to compare methods.")
-        return [*said, _made_on(table)]
+        return [*said, "The runs are too short to compare methods.", _made_on(table)]
     said += [_agreement(table, each) for each in agreements(table)]
     said += _significance(table)
     said += own.notes
@@ -451,7 +447,7 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
-    """Yield which rows and columns are left out and why, and which drawn cells diverged (`cells`: or lack a value).
+    """Yield which rows and columns are left out and why, and drawn cells where a seed diverged (`cells`: or none ran).
 
     A row that is left out only because its columns are is not named.
     """
@@ -460,7 +456,7 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
     columns, rows = ({line.label for line in lines} for lines in (layout.columns, layout.rows))
     found: dict[str, dict[str, dict[str, None]]] = {"column": {}, "row": {}, "cell": {}}
     for cell in layout.table.cells:
-        if cell.values or _pending(cell):
+        if (cell.values and DIVERGED not in cell.reason) or _pending(cell):
             continue
         if cell.column not in columns:
             side, label = "column", cell.column

@@ -7,9 +7,9 @@ fedbench.papers.equivalence, and docs/verdicts.md explains both.
   (`partition_seed`, `partition=file`): then the verdict is on that partition alone.
 - If no outcome of our seeds could be equivalent, as with one seed, a value that is not different is `undecidable`. The
   published value, the margin and the numbers of seeds and clients decide this before any run.
-- No verdict from values that are not finite (a censored time), on substitute data, at a reduced scale, or with settings
-  changed on the command line but for those that the paper leaves open (`left_open` of the table); none where the paper
-  prints nothing, and none on seconds, which depend on the machine.
+- No verdict from values that are not finite (a censored time), where a seed diverged, on substitute data, at a reduced
+  scale, or with settings changed on the command line but for those that the paper leaves open (`left_open` of the
+  table); none where the paper prints nothing, and none on seconds, which depend on the machine.
 - A row whose setting was chosen after its outcome keeps its verdict, marked `exploratory` and counted separately.
 """
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedbench.core.errors import Diverged
 from fedbench.papers.equivalence import (
     INCONCLUSIVE,
     LEAST_SEEDS,
@@ -39,6 +40,7 @@ from fedbench.papers.published import Published, width
 from fedbench.papers.store import Cell, TableResult
 
 NONE = "none"
+DIVERGED = f"{Diverged.__name__}: "  # in the reason of a cell
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ def _barred(table: TableResult, cell: Cell) -> str:
     """Return why a cell with values gets no verdict; "" if it does."""
     if not all(map(math.isfinite, cell.values)):
         return "not reached by every seed"
+    if DIVERGED in cell.reason:
+        return "a seed diverged"
     if not table.provenance.is_paper_setting:
         return "the table's YAML says TODO" if table.provenance.todo else "not the paper's setting"
     return "depends on the machine" if table.spec.metric(cell.metric).timing else ""

@@ -267,6 +267,17 @@ def test_a_cell_that_diverged_says_so_and_why_is_below_the_table() -> None:
     assert text.count(why) == text.count(f"- No run of cell B / c: {why}.\n") == 1
 
 
+def test_the_seed_of_a_cell_that_diverged_is_named_below_the_table() -> None:
+    why = "seed 1: Diverged: training diverged in round 6"
+    table = filled({"A": [1.0, 2.0], "B": [3.0]}, made=MADE)
+    one, other = table.cells
+    text = render.draw_markdown(dataclasses.replace(table, cells=(one, dataclasses.replace(other, reason=why))))
+    assert "| B | **3.00** |" in text
+    assert text.count(why) == text.count(f"- No run of cell B / c: {why}.\n") == 1
+    waiting = dataclasses.replace(other, reason="seed 1: not run yet")
+    assert "No run of" not in render.draw_markdown(dataclasses.replace(table, cells=(one, waiting)))
+
+
 def test_where_nothing_ran_no_empty_grid_is_drawn_and_one_line_says_why() -> None:
     columns = [{"label": label} for label in ("c", "d")]
     table = filled({"A": [], "B": []}, PUBLISHED, made=MADE, columns=columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
 
 
 def test_the_margins_in_the_metrics_own_units() -> None:
-    for name in ("acc", "best_acc", "acc_global", "rsd"):
+    for name in ("acc", "score", "best_acc", "acc_global", "rsd"):
         assert width(name, 50.0, 20) == 1.0
     assert width("ipr", 50.0, 20) == 5.0
     assert width("ipr", 50.0, None) is None
@@ -255,6 +256,15 @@ def test_what_is_said_of_bounds_marks_and_tables_that_are_not_done() -> None:
     assert judged(*SAME, made=Provenance("quick")).text == "no verdict: not the paper's setting"
     assert judged(90.0, math.inf, 90.0).text == "no verdict: not reached by every seed"
     assert judged(90.0, published=value(0.0), metrics=[{"name": "f"}]).text == "no verdict: its margin is not known"
+
+
+@pytest.mark.parametrize("values", [SAME, (90.0,), (70.0, 70.1, 70.2)])
+def test_seeds_that_are_left_when_one_diverged_get_no_verdict(values: tuple[float, ...]) -> None:
+    table = filled({"A": values}, {"A": value(90.0, 0.1)}, published_seeds=5)
+    for reason, kind in (("seed 3: not run yet", False), ("seed 3: Diverged: training diverged in round 6", True)):
+        found = verdict_of(table, dataclasses.replace(table.cells[0], reason=reason))
+        assert (found.text == "no verdict: a seed diverged") == (found.kind == NONE) == kind
+        assert found.difference == pytest.approx(sum(values) / len(values) - 90)
 
 
 def test_only_a_share_of_clients_has_their_least_spread() -> None:
