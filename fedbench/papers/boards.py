@@ -26,11 +26,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import as_csv, as_json, make_folder
+from fedbench.metrics import fairness
 from fedbench.papers.plan import Job
 from fedbench.papers.spec import content_of
 from fedbench.papers.store import files_of
@@ -319,7 +322,8 @@ class Ledger:
         self.lines = {place_in_board(line): line for line in self.files.csv(ROWS)}
         made, board = self.files.json(BOARD), self.board
         self.machines = {*made["machine"].split("; ")}
-        if made["hash"] != board.hash:
+        declared = json.loads(as_json(dataclasses.asdict(board)))  # as board.json gives it back
+        if {**made["board"], "without": {}} != {**declared, "without": {}}:  # what is left out changes no row
             raise ConfigError(
                 f"conf/leaderboard/{board.name}.yaml differs from the one that made {self.folder} "
                 f"({made['hash']}, now {board.hash}): restore it, or copy it to another name for another board"
@@ -357,8 +361,7 @@ class Ledger:
         return next(iter(self._ranked(federation, row, len(self.board.rungs) - 1)), None)
 
     def _ranked(self, federation: str, row: str, rung: int) -> list[int]:
-        here = self.survivors(federation, row, rung)
-        scores = {number: self.validation(federation, row, number, rung) for number in here}
+        scores = {n: self.validation(federation, row, n, rung) for n in self.survivors(federation, row, rung)}
         return sorted((n for n in scores if math.isfinite(scores[n])), key=lambda number: (-scores[number], number))
 
     def validation(self, federation: str, row: str, number: int, rung: int) -> float:
@@ -448,6 +451,10 @@ class Ledger:
             reached = reaches(run, float(score or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
             line["clients"] = " ".join(f"{each:.9g}" for each in (() if run.accuracies is None else run.accuracies))
+            if entry.row != "local" and line["clients"] and of_local.get("clients"):
+                # The Local that the run was compared with may have been made again since, with another rounding.
+                fair = fairness(*(np.array(each["clients"].split(), dtype=float) / 100 for each in (line, of_local)))
+                line |= {"ipr": fair.ipr, "rsd": fair.rsd}
         return {name: "" if value is None else str(value) for name, value in line.items()}  # as the file gives it back
 
     def save(self) -> None:

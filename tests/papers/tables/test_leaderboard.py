@@ -26,6 +26,7 @@ from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve
 from tests.helpers.tiers import sampled
 
+RESULTS = Path(__file__).parents[3] / "results"
 YAMLS = {
     "better": "name: better\nprivate: []\nwork: 1\ntune: {work: [8]}\n",
     "memorised": "name: memorised\nprivate: []\ncheats: false\ntune: {cheats: [true]}\n",
@@ -287,6 +288,21 @@ def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_gains_are_over_the_local_of_the_board(filled: Ledger) -> None:
+    """Which another machine may have made again, with another rounding, since the run was compared with its own."""
+    (entry,) = filled.entries(stages(BOARD)[-1], ["better"])
+    ledger, result = Ledger(BOARD, filled.folder), entry.job.folder.result()
+    line = ledger._line(entry, result)
+    assert [float(line[name]) for name in ("ipr", "rsd")] == pytest.approx([result["ipr"], result["rsd"]])
+    own = [float(each) for each in str(line["clients"]).split()]
+    (place,) = [place for place in ledger.lines if place[::4] == ("final", 2) and place[2] == "local"]
+    changed = " ".join(f"{each:.9g}" for each in (own[0] - 3, own[1], own[2] + 3))
+    ledger.lines[place] = {**ledger.lines[place], "clients": changed}
+    line = ledger._line(entry, result)
+    assert [float(line[name]) for name in ("ipr", "rsd")] == pytest.approx([100 / 3, 6**0.5])
+
+
+@pytest.mark.slow
 def test_runs_are_what_their_command_lines_compose() -> None:
     board = boards.load_board("mini")
     ledger = Ledger(board, Path("nowhere"))
@@ -311,6 +327,15 @@ def test_another_declaration_is_refused(filled: Ledger) -> None:
     with pytest.raises(ConfigError, match=r"tiny.yaml differs from the one that made "):
         Ledger(other, filled.folder)
     Ledger(BOARD, filled.folder)
+
+
+@pytest.mark.parametrize("name", [folder.name for folder in standings.board_folders(RESULTS)])
+def test_a_recorded_board_goes_on_when_a_further_method_is_left_out(name: str) -> None:
+    board = boards.load_board(name)
+    further = dataclasses.replace(board, without={**board.without, "better": "why"})
+    assert Ledger(further, RESULTS / "leaderboard" / name).lines == Ledger(board, RESULTS / "leaderboard" / name).lines
+    with pytest.raises(ConfigError, match=rf"{name}.yaml differs from the one that made "):
+        Ledger(dataclasses.replace(board, trials=board.trials + 1), RESULTS / "leaderboard" / name)
 
 
 @pytest.mark.slow
