@@ -224,8 +224,9 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
 
 def _accept_any_output() -> None:
     """Let no command fail because the output is closed or its encoding lacks a sign."""
-    if sys.stdout is None:  # `>&-`
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # `>&-`: the next file that is opened would have its number
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it stays open
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -14,7 +14,7 @@ from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
-from fedbench.runs.progress import amount, rough_seconds
+from fedbench.runs.progress import Output, amount, rough_seconds
 
 if TYPE_CHECKING:
     from fedbench.papers.boards import Ledger
@@ -109,7 +109,7 @@ def fill_board(ledger: Ledger, selection: Selection, rows: Sequence[str] = ()) -
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{FINAL}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name
-        print(f"{name}: {amount(len(entries), 'run')}, {len(missing)} to do", flush=True)
+        Output(highlight=False).print(f"{name}: {amount(len(entries), 'run')}, {len(missing)} to do")
         try:
             if missing:
                 make_runs([entry.job for entry in missing], launcher)

@@ -496,7 +496,7 @@ def make_runs(
 
     first = [job for job in missing if job.config.labels["method"] == "local"]
     rest = [job for job in missing if job.config.labels["method"] != "local"]
-    with Progress() as progress:
+    with Progress(console=Output()) as progress:
         bar = progress.add_task("runs", total=len(missing))
 
         def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:

@@ -26,11 +26,10 @@ from fedbench.core.errors import ConfigError, reason_of
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
-from fedbench.runs.progress import human_seconds, result_line
+from fedbench.runs.progress import Output, human_seconds, result_line
 
 if TYPE_CHECKING:
     from fedbench.runs.config import RunConfig
-    from fedbench.runs.progress import Output
     from fedbench.runs.run import Run
 
 
@@ -235,7 +234,7 @@ def _execute(run: RunConfig) -> Run:
 
     count, begin = _count.get(), time.monotonic()
     if count is not None and run.settings.progress != "none":
-        print(count.line(HydraConfig.get().job.num), flush=True)
+        Output(highlight=False, force_jupyter=False).print(count.line(HydraConfig.get().job.num))
     result = wait_while_in_use(lambda: execution.execute(run), stop_if_asked)
     if count is not None and not result.earlier:  # what is only read takes no time
         count.made.append(time.monotonic() - begin)

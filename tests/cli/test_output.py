@@ -9,12 +9,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedbench.cli import program
 from fedbench.engine.history import Labels
+from fedbench.papers.leaderboard import fill_board
+from fedbench.papers.reproduce import make_runs
+from fedbench.papers.selection import Selection
 from fedbench.runs.progress import Progress
+from tests.helpers.runner import FakeRunner
 
 
 @contextmanager
@@ -50,6 +56,37 @@ def test_a_reader_that_leaves_ends_no_table(monkeypatch: pytest.MonkeyPatch) -> 
     """Of itself rich ends the process: a table that is being filled would stay half filled."""
     with unread(monkeypatch):
         assert program.main(["list", "recorders"]) == 0
+
+
+def test_a_reader_that_leaves_ends_no_sweep(
+    toy: Path, executed: FakeRunner, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unread(monkeypatch):
+        assert program.main(["-m", "method=fedavg", "seed=0,1"]) == 0
+    assert len(executed) == 2
+
+
+def test_a_reader_that_leaves_ends_no_runs_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of itself rich ends the process after the runs, before the table is written."""
+    monkeypatch.setattr("fedbench.papers.execute.run_all", lambda *_: None)
+    with unread(monkeypatch):
+        make_runs([], [])
+
+
+def test_a_reader_that_leaves_ends_no_leaderboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = SimpleNamespace(rungs=(1,), tuning_seeds=(7,), rounds=1, seeds=(0,))
+    ledger: Any = SimpleNamespace(board=board, folder=tmp_path, entries=lambda *_: [], save=lambda: None)
+    ledger.record, ledger.missing = list, lambda *_, **__: []
+    with unread(monkeypatch):
+        assert fill_board(ledger, Selection(jobs=1)) == ""
+
+
+def test_no_file_of_a_run_takes_the_number_of_a_closed_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's message would be written into it."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert program.end("x", [], lambda _: sys.stderr is None) == 0
+    with sys.stderr as opened:
+        assert opened.name == os.devnull
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
