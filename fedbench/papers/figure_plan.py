@@ -18,6 +18,7 @@ from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import as_json, as_npz, checksum, make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers import plan as tables
+from fedbench.papers import store
 from fedbench.papers.plan import Job, Plan
 from fedbench.papers.selection import Selection
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, content_of
@@ -213,7 +214,6 @@ def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
 # The files of drawn figures: SCALE/NAME.svg and .png; SCALE/figures.zip with NAME.npz (arrays) and NAME.json (what is
 # said of it); README.md of all.
 
-ARCHIVE = "figures.zip"
 Arrays = Mapping[str, np.ndarray]
 HEAD = """# Figures of the five papers
 
@@ -303,7 +303,7 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
 
 def files_of_figure(place: Path) -> Archive:
     """Return the files that are read back of the figure at `place` (no suffix) and of those beside it."""
-    return Archive(place.parent / ARCHIVE, f"python -m fedbench figure {place.name} makes it again")
+    return store.files_of(place.parent, "figures")
 
 
 def place_of_figure(folder: Path, name: str, scale: str = PAPER) -> Path | None:

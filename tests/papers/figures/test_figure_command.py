@@ -52,8 +52,20 @@ def test_a_figure_is_made_kept_and_drawn_again(
     assert program.main(["figure", "fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     plan.files_of_figure(place).place.write_bytes(b"other")
-    with pytest.raises(Damaged, match=r"python -m fedbench figure fedrema_f3"):
+    with pytest.raises(Damaged, match=r"rm -r .*figures/quick"):
         plan.load_figure(place)
+
+
+def test_what_the_message_about_a_damaged_archive_says_repairs_it(tmp_path: Path) -> None:
+    """The command that makes a figure writes into the archive of all, which it refuses to replace."""
+    files = plan.files_of_figure(tmp_path / "quick" / "fedsac_f7")
+    files.place.parent.mkdir()
+    files.place.write_bytes(b"other")
+    with pytest.raises(Damaged, match=f"make the figures again after: rm -r {files.place.parent}$"):
+        files.write({"fedsac_f7.json": b"{}"})
+    shutil.rmtree(files.place.parent)
+    files.place.parent.mkdir()
+    files.write({"fedsac_f7.json": b"{}"})
 
 
 def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
