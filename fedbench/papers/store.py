@@ -192,9 +192,9 @@ def save_table(
 
 def files_of(folder: Path, kind: str = "table") -> Archive:
     """Return the files that are read back of the folder of a table, or of another `kind` of results."""
-    name = shlex.quote(str(folder))
-    repair = f"bring it back: git restore {name}, or make the {kind} again after: rm -r {name}"
-    return Archive(folder / f"{kind}.zip", repair)
+    place = folder / f"{kind}.zip"  # alone: the same table at other settings is below the folder
+    name = shlex.quote(str(place))
+    return Archive(place, f"bring it back: git restore {name}, or make the {kind} again after: rm {name}")
 
 
 def read_table(folder: Path) -> TableResult:

@@ -52,7 +52,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     assert program.main(["figure", "fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     plan.files_of_figure(place).place.write_bytes(b"other")
-    with pytest.raises(Damaged, match=r"rm -r .*figures/quick"):
+    with pytest.raises(Damaged, match=r"rm .*figures/quick/figures.zip"):
         plan.load_figure(place)
 
 
@@ -61,10 +61,9 @@ def test_what_the_message_about_a_damaged_archive_says_repairs_it(tmp_path: Path
     files = plan.files_of_figure(tmp_path / "quick" / "fedsac_f7")
     files.place.parent.mkdir()
     files.place.write_bytes(b"other")
-    with pytest.raises(Damaged, match=f"make the figures again after: rm -r {files.place.parent}$"):
+    with pytest.raises(Damaged, match=f"make the figures again after: rm {files.place}$"):
         files.write({"fedsac_f7.json": b"{}"})
-    shutil.rmtree(files.place.parent)
-    files.place.parent.mkdir()
+    files.place.unlink()
     files.write({"fedsac_f7.json": b"{}"})
 
 
