@@ -170,7 +170,7 @@ def _swept_groups(arguments: Sequence[str]) -> list[str]:
             continue
         with suppress(HydraException):
             override = OverridesParser.create().parse_override(text)
-            refuse_mixed(override)
+            refuse_mixed(override, arguments)
             if override.is_sweep_override():
                 swept.append(group)
     return swept

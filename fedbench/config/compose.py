@@ -65,7 +65,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     sources.register()
     parsed = [_parsed(text) for text in overrides]
     for each in parsed:
-        refuse_mixed(each)
+        refuse_mixed(each, overrides)
     values = [each for each in parsed if _sets_a_value(each)]
     choices = [str(each.input_line) for each in parsed if not _sets_a_value(each)]
     if any(each.is_hydra_override() for each in parsed):  # its search path may lead to other files
@@ -123,14 +123,16 @@ def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def refuse_mixed(override: Override) -> None:
+def refuse_mixed(override: Override, others: Sequence[str]) -> None:
     """Refuse `method=3`, `~protocol.rounds`, and `method=[a,b]`, of which Hydra would merge b into a.
 
-    The error says what to write. Without its key a setting is one that neither the YAML nor the run's label names.
+    The error says what to write. A key that is taken away has a value that neither the YAML nor the run's label names,
+    unless one of the `others` sets it again (`+model.kinds=[...]`).
     """
     key, value = str(override.key_or_group), override.value()
     known = (*groups.REGISTRIES, *groups.SCHEMAS)
-    if override.is_delete() and key.partition(".")[0] in known and key != "model.kinds":  # which has no default
+    gone = override.is_delete() and not any(text.startswith(f"+{key}=") for text in others)
+    if gone and key.partition(".")[0] in known:
         raise ConfigError(f"~{key} would set {key} to a value that is shown nowhere; write {key}=VALUE (or =null)")
     if key.partition("/")[0] in known and isinstance(value, (int, float)):
         raise ConfigError(f"{key}={value}: an option has a name; choose one: {key}=NAME")

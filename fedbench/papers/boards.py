@@ -26,14 +26,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import as_csv, as_json, make_folder
-from fedbench.metrics import fairness
 from fedbench.papers.plan import Job
 from fedbench.papers.spec import content_of
 from fedbench.papers.store import files_of
@@ -47,7 +44,7 @@ RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the met
 OWN_KEYS = 2  # of a method that trials may choose among
 UNSEEN = ("acc_unseen_received", "acc_unseen_1", "acc_unseen_5")
 KEPT = (  # of a result row
-    *("rounds", "acc", "acc_on_val", "ipr", "rsd", "bytes_up", "bytes_down", "seconds_total"),
+    *("rounds", "acc", "acc_on_val", "bytes_up", "bytes_down", "seconds_total"),
     *("of_clients", "clients_on_val"),
     *(*UNSEEN, "unseen_note"),
 )
@@ -210,8 +207,8 @@ class Board:
 
     @functools.cached_property
     def hash(self) -> str:
-        """12 hex digits over all that is declared here."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=list)
+        """12 hex digits over what is declared here but `without`, which changes no row."""
+        text = json.dumps({**dataclasses.asdict(self), "without": {}}, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @functools.cache  # noqa: B019 - a process has one or two boards
@@ -322,8 +319,7 @@ class Ledger:
         self.lines = {place_in_board(line): line for line in self.files.csv(ROWS)}
         made, board = self.files.json(BOARD), self.board
         self.machines = {*made["machine"].split("; ")}
-        declared = json.loads(as_json(dataclasses.asdict(board)))  # as board.json gives it back
-        if {**made["board"], "without": {}} != {**declared, "without": {}}:  # what is left out changes no row
+        if made["hash"] != board.hash:
             raise ConfigError(
                 f"conf/leaderboard/{board.name}.yaml differs from the one that made {self.folder} "
                 f"({made['hash']}, now {board.hash}): restore it, or copy it to another name for another board"
@@ -361,7 +357,8 @@ class Ledger:
         return next(iter(self._ranked(federation, row, len(self.board.rungs) - 1)), None)
 
     def _ranked(self, federation: str, row: str, rung: int) -> list[int]:
-        scores = {n: self.validation(federation, row, n, rung) for n in self.survivors(federation, row, rung)}
+        here = self.survivors(federation, row, rung)
+        scores = {number: self.validation(federation, row, number, rung) for number in here}
         return sorted((n for n in scores if math.isfinite(scores[n])), key=lambda number: (-scores[number], number))
 
     def validation(self, federation: str, row: str, number: int, rung: int) -> float:
@@ -434,8 +431,8 @@ class Ledger:
                 self._put(entry, {"data": entry.job.data, "code": code, "failure": why})
 
     def _put(self, entry: Entry, result: Mapping[str, Any]) -> None:
-        line, before = self._line(entry, result), self.lines.get(entry.place, {})
-        if line != {name: before.get(name) for name in line}:
+        line = self._line(entry, result)
+        if not line.items() <= self.lines.get(entry.place, {}).items():
             self.lines[entry.place] = line
             self.machines.add(fingerprint.machine(entry.job.folder.environment()))
 
@@ -444,17 +441,12 @@ class Ledger:
         line: dict[str, Any] = {**dict(named), "values": entry.trial, "key": entry.job.key}
         line |= {name: result.get(name) for name in ("data", "code", "failure", *KEPT, *known(result))}
         if entry.stage.rung is None and entry.job.finished:
-            run = entry.job.run
-            best = self.chosen(entry.federation.label, "local") or 0
-            of_local = self.lines.get((FINAL, entry.federation.label, "local", best, entry.job.seed), {})
-            score = (line if entry.row == "local" else of_local).get("acc_on_val")
-            reached = reaches(run, float(score or "nan") / 100, "val")
+            run, where = entry.job.run, entry.federation.label
+            place = FINAL, where, "local", self.chosen(where, "local") or 0, entry.job.seed
+            local = line if entry.row == "local" else self.lines.get(place, {})
+            reached = reaches(run, float(local.get("acc_on_val") or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
             line["clients"] = " ".join(f"{each:.9g}" for each in (() if run.accuracies is None else run.accuracies))
-            if entry.row != "local" and line["clients"] and of_local.get("clients"):
-                # The Local that the run was compared with may have been made again since, with another rounding.
-                fair = fairness(*(np.array(each["clients"].split(), dtype=float) / 100 for each in (line, of_local)))
-                line |= {"ipr": fair.ipr, "rsd": fair.rsd}
         return {name: "" if value is None else str(value) for name, value in line.items()}  # as the file gives it back
 
     def save(self) -> None:

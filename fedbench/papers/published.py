@@ -23,6 +23,7 @@ from fedbench.core.errors import ConfigError, Damaged
 
 POINT = 1.0  # accuracy, RSD
 TENTH = 0.1
+ACCURACY = ("acc", "score")  # metrics that are the protocol's accuracy where nothing else is said
 
 
 def width(metric: str, published: float, clients: int | None) -> float | None:
@@ -37,7 +38,7 @@ def width(metric: str, published: float, clients: int | None) -> float | None:
 
 def is_relative(metric: str) -> bool:
     """Return whether the margin of a metric is a share of its published value."""
-    return metric not in ("ipr", "rsd", "score") and "acc" not in metric.split("_")
+    return metric not in (*ACCURACY, "ipr", "rsd") and "acc" not in metric.split("_")
 
 
 FILE = Path(__file__).with_name("published.csv")

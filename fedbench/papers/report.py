@@ -108,7 +108,7 @@ def packed(content: Any) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number rounded to what can be seen; None where there is no finite value."""
-    number = float("nan" if value in ("", None) else value)
+    number = math.nan if value in ("", None) else float(value)
     if not math.isfinite(number):
         return None
     short = float(f"{number:.4g}")

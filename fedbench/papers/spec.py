@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.papers.published import Published, find_published
+from fedbench.papers.published import ACCURACY, Published, find_published
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ class Finding:
     changed: tuple[str, ...] = ()  # overrides of the command line with which it holds; none: the paper's setting
 
 
-ACCURACY = ("acc", "score")  # metrics that are the protocol's accuracy where nothing else is said
 LineT = TypeVar("LineT", RowSpec, ColumnSpec)
 PARTS: dict[str, type[Any]] = {"metrics": MetricSpec, "rows": RowSpec, "columns": ColumnSpec}
 

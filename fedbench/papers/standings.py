@@ -210,7 +210,7 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
     best = next((each for each in scored if len(each.scores) == most >= LEAST_PAIRS), None)
     among: dict[str, bool] = {}
     if best is not None:
-        others = [each for each in scored if each is not best and len(best.scores.keys() & each.scores) >= LEAST_PAIRS]
+        others = [each for each in scored if each is not best and len(_paired(best, each)) >= LEAST_PAIRS]
         tests = [_test(best, each) for each in others]
         told = zip(others, tests, holm([p for _, p in tests]), strict=True)
         among = {best.row: True, **{each.row: p > LEVEL or mean < 0 for each, (mean, _), p in told}}
@@ -225,12 +225,17 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
     return [replace(each, best=among.get(each.row), above=above.get(each.row, {})) for each in found]
 
 
+def _paired(one: Standing, other: Standing) -> list[float]:
+    """Return the differences over the seeds that both have."""
+    return [one.scores[seed] - other.scores[seed] for seed in sorted(one.scores.keys() & other.scores.keys())]
+
+
 def _test(one: Standing, other: Standing) -> tuple[float, float]:
     """Return (mean difference, p) over the seeds that both have; p is 1 if these are too few."""
-    seeds = sorted(one.scores.keys() & other.scores.keys())
-    if len(seeds) < LEAST_PAIRS:
+    gaps = np.array(_paired(one, other))
+    if len(gaps) < LEAST_PAIRS:
         return 0.0, 1.0
-    return t_test(np.array([one.scores[seed] - other.scores[seed] for seed in seeds]))[::2]
+    return t_test(gaps)[::2]
 
 
 def _mean(values: Sequence[float]) -> float:
