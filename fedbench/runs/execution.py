@@ -417,7 +417,7 @@ def write(
     method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
-        folder.write_collaboration(matrix.cpu().numpy())
+        folder.write_collaboration(matrix.cpu().numpy(), names)
     own = call("record", method.record, state.server)
     found = {name: array.cpu().numpy() for name, array in own.items()}
     if arrays := {**state.arrays, **found}:

@@ -287,15 +287,13 @@ class RunFolder:
         }
         self.write(TALLIES, as_npz({**history.arrays(), **parts}))
 
-    def write_collaboration(self, matrix: NDArray[Any]) -> None:
-        """Write collaboration.npz (W [N, N]) and .csv: row i has the weights that client i gives to the others."""
+    def write_collaboration(self, matrix: NDArray[Any], names: Sequence[str] = ()) -> None:
+        """Write collaboration.npz (W [N, N]) and .csv: row i has what client i gives to others, by `names`."""
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
         self.write(COLLABORATION, as_npz({"W": matrix}))
-        rows = [
-            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
-            for index, weights in enumerate(matrix)
-        ]
+        clients = (names or [*map(str, range(len(matrix)))])[: len(matrix)]  # unseen clients come last
+        rows = [{"client": clients[i]} | dict(zip(clients, row, strict=True)) for i, row in enumerate(matrix.tolist())]
         self.write(MATRIX, as_csv(rows))
 
 

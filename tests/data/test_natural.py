@@ -114,6 +114,10 @@ def test_names_are_in_files_and_figures(tmp_path: Path) -> None:
     assert digits.clients["name"].tolist() == digits.names == ["007", "7"], "of digits alone too"
     from fedbench.plots.runs import collaboration_matrix
 
+    mixed = fedbench.run(*SHORT, *table(csv(tmp_path)), "method=pfedgraph", "protocol.unseen=1")
+    rows = read_csv(mixed.folder / "collaboration.csv")
+    assert [[*row] for row in rows] == [["client", "007", "north"]] * 2
+    assert [row["client"] for row in rows] == ["007", "north"]
     axes = collaboration_matrix(np.eye(3), names=run.names).axes[0]
     assert sorted(tick.get_text() for tick in axes.get_xticklabels()) == run.names
 
