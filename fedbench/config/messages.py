@@ -125,7 +125,7 @@ def _unknown_option(error: MissingConfigException) -> str:
     if outer == "partition" and re.fullmatch(r"dir[a-z]*-?[\d.]+", name):
         return f"{found}; dir takes a positive number, as in partition=dir0.1"
     if outer == "dataset":
-        found += "; your own: dataset=npz for arrays, dataset=images for folders of images"
+        found += "; your own: dataset=table for .csv and .parquet, npz for arrays, images for folders of images"
     return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
 
 
