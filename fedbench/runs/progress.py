@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedbench.config.schema import SCORES, TASKS, score_of
 from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
-from fedbench.sample_metrics import METRICS, known
+from fedbench.sample_metrics import METRICS
 
 STALE = "‡"  # beside what other code than today's made
 
@@ -89,6 +89,12 @@ GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable whe
 METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
+FURTHER = {  # of runs that have them
+    **{name: metric.heading for name, metric in METRICS.items()},
+    "acc_unseen_received": "unseen %",
+    **{f"acc_unseen_{epochs}": f"unseen, {epochs} ep. %" for epochs in (1, 5)},
+    "epsilon": "epsilon",
+}
 APART = 2.0  # points between two means of which both are shown
 LOWER_IS_BETTER = ("rsd", "epsilon", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
@@ -101,13 +107,11 @@ SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as 
 
 
 def headings(rows: Iterable[Mapping[Any, Any]], columns: Mapping[str, str]) -> dict[str, str]:
-    """Return `columns` (row key -> heading), and those of the metrics of scores and of privacy that a row has."""
+    """Return `columns` (row key -> heading), and those of FURTHER that a row has."""
     rows = list(rows)
-    found = {name for row in rows for name in known(row)}
-    private = {"epsilon": "epsilon"} if any("epsilon" in row for row in rows) else {}
     if (score := score_of(rows)) != SCORES[TASKS[0]]:
         columns = {**columns, "acc": f"{score} %"}
-    return {**columns, **{name: METRICS[name].heading for name in METRICS if name in found}, **private}
+    return {**columns, **{name: heading for name, heading in FURTHER.items() if any(name in row for row in rows)}}
 
 
 def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
@@ -139,11 +143,8 @@ def fewer_said(name: str, rows: Iterable[Mapping[Any, Any]]) -> str:
 def result_line(result: Mapping[str, Any]) -> str:
     """One run in a line, from its result row: "fedavg, seed 0: Acc % 94.09, pooled % 94.16"."""
     name = ", ".join(str(result[key]) for key in ("method", "variant") if result.get(key))
-    known = [
-        f"{heading} {decimals(result.get(key))}"
-        for key, heading in headings([result], COLUMNS).items()
-        if number(result.get(key)) is not None
-    ]
+    found = ((heading, decimals(result.get(key))) for key, heading in headings([result], COLUMNS).items())
+    known = [f"{heading} {text}" for heading, text in found if text != "-"]
     return f"{name}, seed {result['seed']}: {', '.join(known)}"
 
 
@@ -178,8 +179,9 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     Cells are mean ± sample standard deviation over the runs, the best mean of a table is bold. A run that appears
     twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
     A line with a run of other code (`code_changed`) is marked: see `remark`. No cell is folded, and the setting is
-    above its table, where it needs no column; for a small `width` cells move together. Below the table are the methods
-    whose means are over fewer than all clients; a cell says over how many of its runs its mean is.
+    above its table, where it needs no column; for a small `width` cells move together, and columns that still do not
+    fit stand in further tables. Below are the methods whose means are over fewer than all clients; a cell says over how
+    many of its runs its mean is.
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     groups = _grouped(list(unique.values()), GROUP)
@@ -190,14 +192,21 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     every = [titles, *(list(map(str, line)) for lines in sections.values() for line in lines)]
     wide = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*every, strict=True)]
     padding = (0, 1) if sum(wide) + 3 * len(wide) < width else (0, 0)
+    blocks = [[0]]  # columns that stand side by side, each with the methods
+    for i in range(1, len(titles)):
+        if blocks[-1] != [0] and sum(wide[j] + 1 + 2 * padding[1] for j in (*blocks[-1], i)) >= width:
+            blocks.append([0])
+        blocks[-1].append(i)
     parts: list[Text | Table] = []
     for where, lines in (sections or {(): []}).items():
-        table = Table(padding=padding)
-        for i, heading in enumerate(titles):
-            table.add_column(heading, justify="right" if i else "left", min_width=wide[i], no_wrap=i > 0)
-        for line in lines:
-            table.add_row(*line)
-        parts += [Text(", ".join(filter(None, where)), style="italic"), table]
+        parts.append(Text(", ".join(filter(None, where)), style="italic"))
+        for block in blocks:
+            table = Table(padding=padding)
+            for i in block:
+                table.add_column(titles[i], justify="right" if i else "left", min_width=wide[i], no_wrap=i > 0)
+            for line in lines:
+                table.add_row(*(line[i] for i in block))
+            parts.append(table)
         methods = _grouped(groups.get(where, []), METHOD)
         said = (fewer_said(" ".join(filter(None, method)), runs) for method, runs in methods.items())
         parts += [Text(line) for line in said if line]
@@ -221,31 +230,22 @@ def _lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list
             method: [known for row in runs if (known := number(row.get(name))) is not None]
             for method, runs in methods.items()
         }
-        for name in names
+        for name in (*names, "seconds_total")
     }
     best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
     accuracy = values["acc_pooled" if any(row.get("average") == "pooled" for row in rows) else "acc"]
     lines = []
-    for method, runs in sorted(methods.items(), key=lambda each: -_mean(accuracy[each[0]], -math.inf)):
+    for method, runs in sorted(methods.items(), key=lambda each: -statistics.fmean(accuracy[each[0]] or [-math.inf])):
         seeds = len({row.get("seed") for row in runs})
         count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
         mark = STALE if any(row.get("code_changed") for row in runs) else ""
-        cells = [
-            Text(
-                _over(values[name][method], len(runs)) + (mark if values[name][method] else ""),
-                style="bold" if method in best[name] else "",
-            )
-            for name in names
-        ]
+        texts = {name: _over(values[name][method], len(runs)) + mark * bool(values[name][method]) for name in names}
+        cells = [Text(text, style="bold" if method in best[name] else "") for name, text in texts.items()]
         sent = [row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in runs]
-        taken = [known for row in runs if (known := number(row.get("seconds_total"))) is not None]
-        costs = [Text(f"{_mean(sent, 0.0) / 1e6:.1f}"), Text(f"{_mean(taken, math.nan):.1f}" if taken else "-")]
+        taken = values["seconds_total"][method]
+        costs = [Text(f"{statistics.fmean(sent) / 1e6:.1f}"), Text(f"{statistics.fmean(taken):.1f}" if taken else "-")]
         lines.append([Text(" ".join(filter(None, method))), Text(count), *cells, *costs])
     return lines
-
-
-def _mean(values: Sequence[float], otherwise: float) -> float:
-    return math.fsum(values) / len(values) if values else otherwise
 
 
 def _over(values: Sequence[float], runs: int) -> str:
@@ -258,7 +258,7 @@ def _over(values: Sequence[float], runs: int) -> str:
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
     """Methods whose mean, as printed, is the best; none if there is nothing to beat."""
-    means = {key: round(_mean(known, math.nan), 2) for key, known in column.items() if known}
+    means = {key: round(statistics.fmean(known), 2) for key, known in column.items() if known}
     if len(means) < 2:
         return set()
     target = min(means.values()) if lower else max(means.values())

@@ -385,7 +385,8 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     import pandas as pd
 
     scores = [each for name in known(runs.columns) for each in (name, f"{name}_pooled", f"ipr_{name}", f"rsd_{name}")]
-    metrics = [name for name in dict.fromkeys((*MEANS, *scores, y)) if name in runs.columns]
+    unseen = [name for name in runs.columns if "_unseen_" in name]
+    metrics = [name for name in dict.fromkeys((*MEANS, *scores, *unseen, y)) if name in runs.columns]
     lines: list[dict[str, Any]] = []
     groups = runs.groupby(list(keys), sort=False, dropna=False) if keys else [((), runs)]
     for values, group in groups:

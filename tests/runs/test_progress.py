@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedbench.runs import progress
-from fedbench.runs.progress import FileProgress, Progress, comparison_table, run_table
+from fedbench.runs.progress import FileProgress, Progress, comparison_table, result_line, run_table
 from fedbench.runs.run import Reading, summarise
 from tests.runs.toys import KEY, LABELS, a_history, a_record, printed
 
@@ -215,6 +215,25 @@ class TestComparison:
         assert [cell.strip() for cell in lines[0].strip("│").split("│")] == [
             "fedcollab", "3", "91.00 ± 1.00", "50.00 ± 50.00", "11.00 ± 1.00", "0.0", "-"
         ]  # fmt: skip
+
+    def test_columns_that_do_not_fit_stand_in_a_further_table(self):
+        scores = dict.fromkeys(("balanced_acc", "macro_f1", "auroc", "auprc", "nll", "ece"), 55.0)
+        rows = [a_row("fedcollab", seed, 90.0 + seed, ipr=50.0, rsd=1.0, **scores) for seed in range(2)]
+        with (console := Console(width=80)).capture() as capture:
+            console.print(comparison_table(rows, 80))
+        lines = [
+            line.strip("│").split("│") for line in capture.get().splitlines() if "90.50" in line or "55.00" in line
+        ]
+        assert [line[0] for line in lines] == ["fedcollab", "fedcollab"]
+        assert sum(cell.strip() == "55.00 ± 0.00" for line in lines for cell in line) == len(scores)
+
+    def test_unseen_clients_are_shown_where_they_are_scored(self):
+        row = a_row("fedper", 0, 50.0, acc_unseen_1=61.0, acc_unseen_5=72.0)
+        result = summarise(LABELS, KEY, a_history(), Reading(), partition_hash="")
+        assert re.search(r"unseen, 1 ep. % +│ +61.00 │", printed(run_table({**result, **row})))
+        assert "unseen, 1 ep. % 61.00, unseen, 5 ep. % 72.00" in result_line(row)
+        assert "72.00" in printed(comparison_table([row]))
+        assert "unseen" not in printed(comparison_table([a_row("fedper", 0, 50.0)]))
 
     def test_names_are_not_markup(self):
         assert "[red]x[/nope]" in printed(comparison_table([a_row("[red]x[/nope]", 0, 1.0)]))

@@ -144,6 +144,12 @@ def test_a_run_that_appears_twice_counts_once() -> None:
     assert tidy(other, ["method.mu"])["method.mu"].tolist() == ["0", "0.0"], "each swept value keeps its line"
 
 
+def test_scores_of_unseen_clients_are_columns() -> None:
+    row = {"acc": 1.0, "unseen": 2, "unseen_note": "", "acc_unseen_1": 61.0, "auroc_unseen_1": 72.0}
+    heads = markdown(table(tidy([JobOutcome({}, row)], []), [], "acc"), [], {}).splitlines()[0].strip("| ").split(" | ")
+    assert heads == ["seeds", "acc", "acc_unseen_1", "auroc_unseen_1"]
+
+
 def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     """A partition kept, or another reference, is another sweep; seeds that vary within it are not."""
 
