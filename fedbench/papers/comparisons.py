@@ -94,7 +94,7 @@ class Agreement:
 
     column: str
     metric: str
-    rows: int  # rows with both a value and a published one
+    rows: int  # rows with both a value, without a seed that diverged, and a published one
     tau: float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
@@ -118,7 +118,7 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     from scipy import stats
 
     printed = [cell for cell in table.cells_below(column, metric) if cell.published]
-    both = [cell for cell in printed if math.isfinite(cell.mean)]
+    both = [cell for cell in printed if math.isfinite(cell.mean) and not cell.diverged]
     sign = 1.0 if metric.better == "higher" else -1.0
     ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
     theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}

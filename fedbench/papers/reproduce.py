@@ -182,7 +182,9 @@ def reproduce(selection: Selection) -> int:
         for line in _mirrored(planned.spec):
             print(line)
         return OK
-    _require_cells(planned)
+    if not any(cell.jobs for cell in planned.cells):  # as without its data: nothing is written
+        reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
+        raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
     try:
         if missing:
             make_runs(missing, launcher)
@@ -218,13 +220,6 @@ def plan_of(selection: Selection) -> tuple[Plan, Path]:
     selection = replace(selection, rows=rows, columns=columns)
     folder = store.folder_of_table(selection.results, table.name, plan.provenance(table, selection))
     return plan.make(table, selection, recorded.read_stored(folder)), folder
-
-
-def _require_cells(planned: Plan) -> None:
-    """Refuse to write a table without any cell, for example if all of its data are missing."""
-    if not any(cell.jobs for cell in planned.cells):
-        reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
-        raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
 def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> None:

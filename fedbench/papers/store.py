@@ -20,6 +20,7 @@ import numpy as np
 
 from fedbench.config import groups
 from fedbench.core.checked import Archive
+from fedbench.core.errors import Diverged
 from fedbench.core.files import as_csv, as_json, as_npz, make_folder, setting_name
 from fedbench.papers import spec
 from fedbench.papers.published import Published
@@ -52,6 +53,11 @@ class Cell:
     def std(self) -> float:
         """Sample standard deviation over seeds; nan for fewer than two."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else float("nan")
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether a seed diverged. `mean` is then over luckier seeds: it has no verdict and no rank."""
+        return f"{Diverged.__name__}: " in self.reason
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEV
 from fedbench.papers.recorded import LOCAL
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.papers.store import PENDING, Cell, TableResult
-from fedbench.papers.verdict import DIVERGED, NONE, Verdict, counts, verdict_of
+from fedbench.papers.verdict import NONE, Verdict, counts, verdict_of
 from fedbench.runs.progress import STALE, amount, rough_seconds
 
 DASH = "-"
@@ -106,7 +106,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
     """Return our value: mean ± std, with the number of censored seeds; or the reason why there is none."""
     finite = [value for value in cell.values if math.isfinite(value)]
     if not cell.values:
-        return "diverged" if DIVERGED in cell.reason else cell.reason or "not run"  # why is below the table
+        return "diverged" if cell.diverged else cell.reason or "not run"  # why is below the table
     if not finite:
         return DASH
     text = f"{np.mean(finite):.{metric.decimals}f}"
@@ -121,8 +121,8 @@ def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[
     if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
-    finite = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean)]
-    means = {cell.row: sign * round(cell.mean, metric.decimals) for cell in finite}
+    ranked = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean) and not cell.diverged]
+    means = {cell.row: sign * round(cell.mean, metric.decimals) for cell in ranked}
     levels = sorted(set(means.values()), reverse=True)[:2]
     return {row: levels.index(mean) + 1 for row, mean in means.items() if mean in levels and len(means) > 1}
 
@@ -454,24 +454,25 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
     if layout.left_out:
         yield layout.left_out
     columns, rows = ({line.label for line in lines} for lines in (layout.columns, layout.rows))
-    found: dict[str, dict[str, dict[str, None]]] = {"column": {}, "row": {}, "cell": {}}
+    found: dict[str, dict[str, dict[str, None]]] = {}
     for cell in layout.table.cells:
-        if (cell.values and DIVERGED not in cell.reason) or _pending(cell):
+        if (cell.values and not cell.diverged) or _pending(cell):
             continue
         if cell.column not in columns:
-            side, label = "column", cell.column
+            side, label = "No run of column", cell.column
         elif cell.row not in rows:
-            side, label = "row", cell.row
+            side, label = "No run of row", cell.row
+        elif cells or cell.diverged:
+            side, label = f"{'Fewer seeds' if cell.values else 'No run'} of cell", f"{cell.row} / {cell.column}"
         else:
-            side, label = "cell", f"{cell.row} / {cell.column}"
-        found[side].setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
-    for side, named in found.items():
+            continue
+        found.setdefault(side, {}).setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
+    for side, named in sorted(found.items()):
         alike: dict[str, list[str]] = {}
         for label, reasons in named.items():
             alike.setdefault("; ".join(sorted(reasons)), []).append(label)
         for reason, labels in alike.items():
-            if side != "cell" or cells or DIVERGED in reason:
-                yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
+            yield f"{side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
 
 
 def _significance(table: TableResult) -> Iterator[str]:

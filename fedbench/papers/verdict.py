@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbench.core.errors import Diverged
 from fedbench.papers.equivalence import (
     INCONCLUSIVE,
     LEAST_SEEDS,
@@ -40,7 +39,6 @@ from fedbench.papers.published import Published, width
 from fedbench.papers.store import Cell, TableResult
 
 NONE = "none"
-DIVERGED = f"{Diverged.__name__}: "  # in the reason of a cell
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _barred(table: TableResult, cell: Cell) -> str:
     """Return why a cell with values gets no verdict; "" if it does."""
     if not all(map(math.isfinite, cell.values)):
         return "not reached by every seed"
-    if DIVERGED in cell.reason:
+    if cell.diverged:
         return "a seed diverged"
     if not table.provenance.is_paper_setting:
         return "the table's YAML says TODO" if table.provenance.todo else "not the paper's setting"

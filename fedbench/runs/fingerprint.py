@@ -138,12 +138,8 @@ def _digest(part: str, roots: tuple[str, ...]) -> str:
 
 @functools.cache
 def _covered(part: str, roots: tuple[str, ...]) -> tuple[str, frozenset[source.Definition]]:
-    return source.covered(roots, _named(part))
-
-
-def _named(part: str) -> frozenset[source.Definition]:
-    """Return the definitions that a part's hash leaves out: those without effect, and those of the engine's hash."""
-    return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE)[1]
+    # Left out are definitions without effect, and those of the engine's hash.
+    return source.covered(roots, SILENT if part == "engine" else SILENT | _covered("engine", ENGINE)[1])
 
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:

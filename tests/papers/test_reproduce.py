@@ -247,7 +247,7 @@ def test_runs_of_local_which_others_need_come_first(monkeypatch: pytest.MonkeyPa
     jobs = [
         SimpleNamespace(failure="", config=SimpleNamespace(labels={"method": name})) for name in ("fedavg", "local")
     ]
-    planned = SimpleNamespace(missing=lambda: jobs)
+    planned = SimpleNamespace(missing=lambda: jobs, cells=[SimpleNamespace(jobs=jobs)])
     asked: list[Any] = []
 
     def run_all(waves: Any, launcher: Any, _watch: Any) -> None:
@@ -256,8 +256,7 @@ def test_runs_of_local_which_others_need_come_first(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("fedbench.papers.execute.run_all", run_all)
     monkeypatch.setattr(reproduce, "plan_of", lambda _: (planned, None))
-    for name in ("announce", "_require_cells"):
-        monkeypatch.setattr(reproduce, name, lambda *_: None)
+    monkeypatch.setattr(reproduce, "announce", lambda *_: None)
     with pytest.raises(InterruptedError):
         reproduce.reproduce(Selection("toy", jobs=1))
     assert asked == [(([jobs[1]], [jobs[0]]), [])]

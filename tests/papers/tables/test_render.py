@@ -267,15 +267,22 @@ def test_a_cell_that_diverged_says_so_and_why_is_below_the_table() -> None:
     assert text.count(why) == text.count(f"- No run of cell B / c: {why}.\n") == 1
 
 
-def test_the_seed_of_a_cell_that_diverged_is_named_below_the_table() -> None:
+def test_a_row_that_lost_a_seed_to_divergence_is_never_best_and_says_why() -> None:
     why = "seed 1: Diverged: training diverged in round 6"
-    table = filled({"A": [1.0, 2.0], "B": [3.0]}, made=MADE)
-    one, other = table.cells
-    text = render.draw_markdown(dataclasses.replace(table, cells=(one, dataclasses.replace(other, reason=why))))
-    assert "| B | **3.00** |" in text
-    assert text.count(why) == text.count(f"- No run of cell B / c: {why}.\n") == 1
-    waiting = dataclasses.replace(other, reason="seed 1: not run yet")
-    assert "No run of" not in render.draw_markdown(dataclasses.replace(table, cells=(one, waiting)))
+    printed = {"A": value(1.0), "B": value(3.0), "C": value(1.0)}
+    table = filled({"A": [1.0, 2.0], "B": [3.0], "C": [1.0, 1.0]}, printed, made=MADE, headline="B")
+    one, other, third = table.cells
+    lost = dataclasses.replace(table, cells=(one, dataclasses.replace(other, reason=why), third))
+    text = render.draw_markdown(lost)
+    assert "| **1.50 ± 0.71** (" in text
+    assert "| B | 3.00 (" in text
+    assert "is best" not in text
+    assert text.count(why) == text.count(f"- Fewer seeds of cell B / c: {why}.\n") == 1
+    waiting = dataclasses.replace(table, cells=(one, dataclasses.replace(other, reason="seed 1: not run yet"), third))
+    text = render.draw_markdown(waiting)
+    assert "| B | **3.00** (" in text
+    assert "the paper's claim that B is best holds" in text
+    assert "seeds of cell" not in text
 
 
 def test_where_nothing_ran_no_empty_grid_is_drawn_and_one_line_says_why() -> None:
