@@ -46,6 +46,7 @@ class _State:
     asked: int | None = None  # the signal that came while there were some
     others: Path | None = None  # where other processes look for a note
     boss: Path | None = None  # where another process leaves one
+    parent = 0  # the process that started this one to work for it
 
 
 @contextmanager
@@ -74,6 +75,8 @@ def asked() -> int | None:
     if _State.asked is None and _State.boss is not None:
         with suppress(OSError, ValueError):
             _State.asked = int((_State.boss / NOTE).read_bytes())
+        if os.getppid() != _State.parent:  # killed, it left no note
+            _State.asked = signal.SIGTERM
     return _State.asked
 
 
@@ -123,7 +126,7 @@ def working_for(folder: Path) -> Iterator[bool]:
         for number, default in SIGNALS.items():
             if signal.getsignal(number) is default:
                 signal.signal(number, signal.SIG_IGN)
-    _State.boss = folder
+    _State.boss, _State.parent = folder, _State.parent or os.getppid()
     try:
         yield True
     finally:

@@ -128,6 +128,27 @@ def test_a_signal_outside_of_rounds_stops_at_once_and_handlers_come_back() -> No
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_process_whose_parent_was_killed_stops(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, time\n"
+        "from fedbench.core.signals import asked, working_for\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "if os.fork():\n    time.sleep(60)\n"
+        "for task in range(2):\n"
+        "    with working_for(folder):\n"
+        "        print(asked(), flush=True)\n"
+        "        until = time.monotonic() + 20 * (not task)\n"
+        "        while not asked() and time.monotonic() < until: time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "None\n"
+        process.kill()
+        assert said.read() == f"{signal.SIGTERM!s}\n", "nor is another task begun"
+    assert process.wait() == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("looks", [1, 2, 3])
 def test_whenever_a_signal_is_seen_the_checkpoint_that_is_named_is_there(
     looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
