@@ -171,11 +171,8 @@ def linked(name: str, text: str, pages: Iterable[str]) -> str:
         text = re.sub(
             rf"\]\([\w./]*\b{source}\.csv\)", f"]({os.path.relpath(source_page(source), Path(name).parent)})", text
         )
-    text = (
-        text.replace("](README.md", "](index.md")
-        if "/" not in name
-        else text.replace("](../README.md", "](../index.md")
-    )
+    above = "../" if "/" in name else ""
+    text = text.replace(f"]({above}README.md", f"]({above}index.md")
     return re.sub(r"(?<!!)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)", kept, text)
 
 
@@ -248,16 +245,18 @@ def definitions(name: str, cls: type[Method]) -> list[str]:
     if shares is not None:
         average = "training samples" if float(shares[1]) == 3 * float(shares[0]) else "see the equations"
     scored = f"{received} (`protocol.score=received`, the default). With `score=own` it is `{model}`: {escaped(why)}"
+    bases = cls.__mro__[: cls.__mro__.index(Method)]
+    source = "".join(inspect.getsource(sys.modules[each.__module__]) for each in bases)
+    head = "the method does not treat it apart"
+    if re.search(r"@head|@body|@classifier|\.head\(|\.features\(", source):
+        head = "every fully connected layer" if "@classifier" in source else "the last linear layer"
+        head += ". [`model.classifier`](../docs/methods.md#parameters) moves the border for all methods"
     lines = [
         f"- **Scored model**: {scored}. The protocol chooses the [reported round](../docs/runs.md#the-protocol).",
         f"- **Weights of the server's average**: {average}.",
+        f"- **Head**: {head}.",
+        "- **Dirichlet's parameter**: if small, clients differ ([`dir`](../docs/reference/data.md#partitions)).",
     ]
-    source = inspect.getsource(sys.modules[cls.__module__])
-    if re.search(r"@head|@body|@classifier|\.head\(|\.features\(", source):
-        head = "every fully connected layer" if "@classifier" in source else "the last linear layer"
-        lines.append(
-            f"- **Head**: {head}. [`model.classifier`](../docs/methods.md#parameters) moves the border for all methods."
-        )
     return ["\n".join(lines)]
 
 

@@ -200,7 +200,7 @@ def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
     if trackers := ", ".join(run.settings.trackers):
         warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
     if not folder.data:
-        warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
+        warn_once(f"{folder.path} is shown, but its data are missing or damaged here: it may be of other samples")
     return compared(run, folder)
 
 

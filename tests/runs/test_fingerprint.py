@@ -72,12 +72,19 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
     assert after.status() == "new"
 
 
-def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_result_is_shown_where_its_data_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, damaged: bool
+) -> None:
     run = of_files(tmp_path, "a", 0, "method=local")
     made = execution.execute(run)
-    shutil.rmtree(tmp_path / "a")
+    if damaged:
+        for file in (tmp_path / "a").rglob("*-ubyte*"):
+            file.write_bytes(b"")
+    else:
+        shutil.rmtree(tmp_path / "a")
     assert execution.execute(run).row == made.row
-    assert "its data are not here" in caplog.text
+    assert "its data are missing or damaged here" in caplog.text
 
 
 @pytest.mark.slow

@@ -55,7 +55,10 @@ def test_a_page_says_what_is_scored_how_is_averaged_and_what_the_head_is() -> No
     assert "the model that a client has before local training (`protocol.score=received`" in ditto
     assert "`score=own` it is `trained`: what the client trains." in ditto
     assert "average**: training samples" in ditto
-    assert "Head" not in ditto
+    assert "**Head**: the method does not treat it apart." in ditto
+    fedtgp = "".join(make_site.definitions("fedtgp", registry.get("fedtgp")))
+    assert "**Head**: the last linear layer." in fedtgp, "as in its base class"
+    assert "**Dirichlet's parameter**: if small, clients differ" in ditto
     assert "**Head**: every fully connected layer" in fedrema
     assert "no plain average" in local
     assert "the global model (" in "".join(make_site.definitions("fedavg", registry.get("fedavg")))
