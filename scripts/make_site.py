@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
         ROOT / "results",
         out / "results",
         dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("*.md", "evidence", "sweeps"),
+        ignore=shutil.ignore_patterns("[a-z]*.md", "evidence", "sweeps"),  # a board has its README.md
     )
     report.build_page(out / "results", out / "results" / "index.html", "../methods")
     return app.statuscode

@@ -37,12 +37,12 @@ from fedbench.papers.store import files_of
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.folder import LOST
+from fedbench.runs.progress import UNSEEN
 from fedbench.runs.run import reaches
 from fedbench.sample_metrics import known
 
 RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the method's own
 OWN_KEYS = 2  # of a method that trials may choose among
-UNSEEN = ("acc_unseen_received", "acc_unseen_1", "acc_unseen_5")
 KEPT = (  # of a result row
     *("rounds", "acc", "acc_on_val", "bytes_up", "bytes_down", "seconds_total"),
     *("of_clients", "clients_on_val"),

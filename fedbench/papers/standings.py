@@ -18,11 +18,12 @@ import numpy as np
 
 from fedbench.core.markdown import markdown as table_of
 from fedbench.metrics import hurt, worst
-from fedbench.papers.boards import ARCHIVE, BOARD, FINAL, ROWS, UNSEEN, Line
+from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
 from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
 from fedbench.papers.equivalence import LEVEL
 from fedbench.papers.store import files_of
 from fedbench.papers.text import DASH
+from fedbench.runs.progress import UNSEEN
 from fedbench.sample_metrics import METRICS, known
 
 PAGE = "README.md"
@@ -100,8 +101,8 @@ class Standings:
 
 
 def board_folders(results: Path | str) -> list[Path]:
-    """Return every recorded board below `results`, in order of name."""
-    return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{ARCHIVE}"))
+    """Return every board below `results` that has a page, in order of name; one whose runs go on has none yet."""
+    return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{PAGE}"))
 
 
 def read_standings(folder: Path) -> Standings:

@@ -88,7 +88,7 @@ def test_the_committed_page_begins_with_a_board_then_papers_and_is_small(
         if width == 1440:
             last = heads.last.bounding_box() or {}
             assert last["x"] + last["width"] <= width
-        assert page.locator("#papers > .paper").count() == 6, "five papers, and our own tables"
+        assert page.locator("#papers > .paper").count() == 7, "six papers, and our own tables"
         assert axe.Axe().run(page).response["violations"] == []
         page.locator("label[for=tab-v1-2]").click()
         assert page.locator("#board-v1 .panel:visible tbody th").count() == len(board.federations[1].lines)

@@ -30,6 +30,7 @@ def test_a_paper_opens_to_tables_and_a_table_is_drawn_when_it_is_opened(opened: 
         "pFedSim",
         "SosicFL",
         "FedReMa",
+        "FLUX",
         "Our own tables",
     ]
     assert shown(opened, ".table") == []

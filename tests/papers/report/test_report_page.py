@@ -15,7 +15,7 @@ from markupsafe import escape
 
 from fedbench.cli import program
 from fedbench.core.errors import FedbenchError
-from fedbench.papers import store
+from fedbench.papers import standings, store
 from fedbench.papers.report import build_page, clients_of
 from tests.papers.report.toys import CLOSE, TAG, drawn, judged_table, stored
 from tests.papers.tables.toys import recorded
@@ -132,7 +132,10 @@ def test_the_same_results_give_the_same_page(results: Path) -> None:
 
 def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> None:
     shutil.copytree(results, tmp_path / "results")
-    recorded(tmp_path / "results", {"local": (70.0, 71.0, 72.0), "fedavg": (80.0, 81.0, 82.1)})
+    board = recorded(tmp_path / "results", {"local": (70.0, 71.0, 72.0), "fedavg": (80.0, 81.0, 82.1)})
+    build_page(tmp_path / "results", tmp_path / "index.html")
+    assert 'id="board-' not in (tmp_path / "index.html").read_text(encoding="utf-8"), "its runs go on"
+    (board / standings.PAGE).touch()
     build_page(tmp_path / "results", tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert text.index('id="board-made"') < text.index('id="papers"'), "it is the first thing"
