@@ -90,11 +90,11 @@ METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 COMPARED = {**COLUMNS, "ipr": "better than\nLocal % (IPR)", "rsd": "spread of\ngain pp (RSD)"}  # in a table of methods
 UNSEEN = {"acc_unseen_received": "unseen %", **{f"acc_unseen_{n}": f"unseen, {n} ep. %" for n in (1, 5)}}
-FURTHER = {
+FURTHER = {  # if a row has them
     **{name: each.heading for name, each in METRICS.items()},
     **UNSEEN,
     "epsilon": "epsilon",
-}  # if a row has them
+}
 APART = 2.0  # points between two means of which both are shown
 LOWER_IS_BETTER = ("rsd", "epsilon", *(name for name, metric in METRICS.items() if metric.lower_is_better))
 COUNTED = {  # column of a row -> the mean whose clients it counts
