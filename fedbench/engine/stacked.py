@@ -267,7 +267,7 @@ class Replayed:
         trees.copy_all(own.inputs(), given.inputs())
         torch._foreach_zero_(list(own.state().values()))
         active, full = given.plan.active, given.plan.full
-        for now, after, whole in zip(active, [*active[1:], 0], full, strict=True):
+        for now, after, whole in zip(active, [*active, 0][1:], full, strict=True):
             self._step(own, rows_for(now, len(given.chunk.ids)), whole)
             if after < now:
                 _take_out(own, given, after, now)

@@ -31,7 +31,6 @@ BAD = [
         "; a new one takes conf/method/mine.yaml and, for its class, a line in fedbench/methods/__init__.py",
     ),
     (["dataset=digit"], "unknown dataset 'digit'; nearest: digits"),
-    (["dataset=csv"], "your own: dataset=table for .csv and .parquet, npz for arrays, images for folders of images"),
     (["protocol=quik"], "unknown protocol 'quik'; nearest: quick"),
     (["partition=dirr0.1"], "unknown partition 'dirr0.1'; nearest: dir"),
     (["partition=label_shift3"], "unknown partition 'label_shift3'; nearest: label_shift"),

@@ -152,7 +152,10 @@ def test_weights_of_a_checkpoint_or_of_data_parallel_are_those_inside(
                 ["method=fedadam", "method.first=0", "method.tau=1e-46"],
                 ["method.tau=1e-46", "is 0", "at least 1.4e-45"],
             ),
-            (["dataset=csv"], ["'csv'", "dataset=npz", "dataset=images"]),
+            (
+                ["dataset=csv"],
+                ["'csv'", "dataset=table for .csv and .parquet, npz for arrays, images for folders of images"],
+            ),
             (["dataset=digits", "dataset.task=regression"], ["nearest: dataset.task with dataset=npz|table"]),
             (["dry_run=true"], ["'dry_run'", "none is near", "--cfg job"]),
         ],

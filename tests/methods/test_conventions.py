@@ -142,6 +142,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "fedgen private": {"name": "fedgen", "private": ["@stats"]},
     "fedrod stays": {"name": "fedrod", "generic_stays": True},
     "cfl cut": {"name": "cfl", "eps1": 100.0, "eps2": 0.0},
+    "dp_fedavg fedper": {"name": "dp_fedavg", "base": {"name": "fedper"}},
     "robust labels": {"name": "robust", "attack": "labels"},
     "oracle of ditto": {"name": "oracle", "base": {"name": "ditto"}},
     "per_kind of ditto": {"name": "per_kind", "base": {"name": "ditto"}},

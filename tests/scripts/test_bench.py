@@ -122,7 +122,7 @@ def test_a_workload_run_again_leaves_the_others(bench: Any, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_rounds_in_several_processes(bench: Any) -> None:
-    found = bench.rounds.at_once("W2", 2, 2)
+    found = bench.rounds.at_once(bench.rounds._two_clients, 2, 2, "W2")
     assert [len(each) for each in found] == [2, 2], "without the warm-up"
     assert all(seconds > 0 for each in found for seconds in each)
 
