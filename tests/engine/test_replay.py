@@ -154,8 +154,13 @@ def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:
     assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 3)))) < 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml")))
+PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "preset",  # FedALA's first round has a stage without steps
+    [pytest.param(name, marks=() if name == "fedala" else pytest.mark.slow) for name in PRESETS],
+)
 @pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
 def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     chosen = Subject.of(preset).toy(kind)

@@ -597,6 +597,8 @@ STAYS = {  # leaves of local work that no step of a first round moves, so that n
     "fedfomo": {"reported/weights"},
     "fediot": {"head.bias", "head.weight"},
     "fedlora": {"fc.0.bias", "fc.0.weight"},
+    "ffa_lora": {"fc.0.bias", "fc.0.weight", "A/fc.0.weight"},
+    "fedsa_lora": {"fc.0.bias", "fc.0.weight"},
     "fedrc": {"pi", "labels"},
     "gpfl": {"conditions"},
     "pfedfda": {"lda/weight", "lda/bias"},
