@@ -17,6 +17,7 @@ from fedbench.config.fields import Registry
 from fedbench.core import source
 from tests.helpers import codes, examples, toys
 from tests.helpers.runner import FakeRunner
+from tests.papers.report import browsing
 
 examples.register()
 
@@ -129,3 +130,9 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     runner = FakeRunner()
     monkeypatch.setattr("fedbench.runs.execution.execute", runner.execute)
     return runner
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests of pages: a process has one at a time."""
+    yield from browsing.started()

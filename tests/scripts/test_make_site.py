@@ -91,7 +91,9 @@ def test_the_sources_of_values_are_pages_with_a_table_a_paper() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_the_site_needs_no_network_and_its_search_knows_the_methods(tmp_path: Path) -> None:
+def test_the_site_needs_no_network_and_its_search_knows_the_methods(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("sphinx")
     assert make_site.main([str(tmp_path / "site")]) == 0
     texts = [file.read_text(encoding="utf-8") for file in (tmp_path / "site" / "methods").glob("*.html")]
@@ -99,11 +101,11 @@ def test_the_site_needs_no_network_and_its_search_knows_the_methods(tmp_path: Pa
     assert not [text for text in texts if re.search(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', text)]
     if browsing.CHROMIUM is None:
         return
-    for browser in browsing.started():
-        for page in browsing.opened(browser, tmp_path / "site", "search.html?q=fedala"):
-            page.locator("#search-results li a", has_text=re.compile("^fedala$")).click()
-            assert page.title().startswith("fedala")
-        for page in browsing.opened(browser, tmp_path / "site" / "results"):
-            page.locator("#board-v1 tbody th a", has_text=re.compile("^ditto$")).first.click()
-            assert page.title().startswith("ditto")
-            assert "Li et al., ICML 2021" in page.locator("article").inner_text()
+    browser = request.getfixturevalue("browser")
+    for page in browsing.opened(browser, tmp_path / "site", "search.html?q=fedala"):
+        page.locator("#search-results li a", has_text=re.compile("^fedala$")).click()
+        assert page.title().startswith("fedala")
+    for page in browsing.opened(browser, tmp_path / "site" / "results"):
+        page.locator("#board-v1 tbody th a", has_text=re.compile("^ditto$")).first.click()
+        assert page.title().startswith("ditto")
+        assert "Li et al., ICML 2021" in page.locator("article").inner_text()

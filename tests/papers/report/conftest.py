@@ -21,12 +21,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
-    """One browser for all tests of the page."""
-    yield from browsing.started()
-
-
 @pytest.fixture
 def opened(browser: Any, results: Path) -> Iterator[Any]:
     """The page of the toy tables."""
