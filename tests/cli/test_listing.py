@@ -231,7 +231,7 @@ def test_the_commands_are_those_that_fill_the_tables() -> None:
         commands = importlib.import_module("update_docs").commands().splitlines()[1:-1]
     assert "make reproduce-fedcollab-t1 columns=1" in commands
     assert "make reproduce-fedcollab-t2-open partition=label_shift rows=7 seeds=[0,3,4]" in commands
-    assert "make reproduce-fedsac-t1-open substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
+    assert "make reproduce-fedsac-t2 substitute=captioned scale=quick" in commands
     for each in commands:
         name, *words = each.removeprefix("make reproduce-").split()
         assert select([f"table={name.replace('-', '_')}", *words])[0].table in groups.names("table")

@@ -212,10 +212,10 @@ def test_runs_that_differ_in_a_setting_are_no_seeds_of_one(monkeypatch: pytest.M
 
 
 def test_a_picture_of_other_data_is_titled_by_them() -> None:
-    figures = table_figures(Path("results/tables/fedsac_t1/quick-fashion_mnist"))
+    figures = table_figures(next(Path("results/tables/sosicfl_t2").glob("quick-fashion_mnist-*")))
     title = " ".join(figures["beside-1"].get_suptitle().split())
-    assert title.startswith("fedsac_t1 on fashion_mnist, in the place of FedSaC (Yan et al., 2024), Table 1")
-    assert re.search(r"\(quick scale\): fashion_mnist, in place of CIFAR-10\b", title)
+    assert title.startswith("sosicfl_t2 on fashion_mnist, in the place of SosicFL (2024), Table 2")
+    assert re.search(r"\(quick scale; .*\): fashion_mnist, in place of CIFAR-10\b", title)
     label = figures["curves-1"].axes[0].get_ylabel()
     assert " ".join(label.split()).startswith("fashion_mnist, in place of CIFAR-10")
     assert max(map(len, [*label.split("\n"), *figures["beside-1"].get_suptitle().split("\n")])) <= 90
