@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -146,3 +147,21 @@ def test_lines_can_be_read(page: str) -> None:
     """Prose is wrapped; a row of a table, or a command, may be longer."""
     prose = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
     assert [line for line in prose.splitlines() if len(line) > 125 and not line.startswith(("|", "["))] == []
+
+
+def test_leaf_files_become_the_data_of_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "leaf" / "data" / "femnist" / "data" / "all_data"
+    folder.mkdir(parents=True)
+    image = [1.0] * 783 + [0.0]
+    for number, (writer, labels) in enumerate({"f0001_41": [3, 61], "f0000_14": [7]}.items()):
+        data = {"users": [writer], "user_data": {writer: {"x": [image] * len(labels), "y": labels}}}
+        (folder / f"all_data_{number}.json").write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    (name,) = re.findall(r"dataset\.path=(\S+\.npz)", (ROOT / "conf" / "leaderboard" / "v2.yaml").read_text("utf-8"))
+    made = np.load(name)
+    assert made["x"].shape == (3, 28, 28) and made["x"].dtype == np.uint8
+    assert made["x"][0, 0, 0] == 0 and made["x"][0, 27, 27] == 255
+    assert made["y"].tolist() == [3, 61, 7] and made["client"].tolist() == ["f0001_41", "f0001_41", "f0000_14"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
-from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
@@ -100,8 +100,13 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
 
 
 def fill_board(ledger: Ledger, selection: Selection, rows: Sequence[str] = ()) -> str:
-    """Run what `ledger` lacks, stage by stage, and record it; stop at a stage with missing runs and return these."""
+    """Run what `ledger` lacks, stage by stage, and record it; stop at a stage with missing runs and return these.
+
+    Raises:
+        DataMissing, DataCorrupt: the data of a run cannot be read here.
+    """
     from fedbench.papers.boards import FINAL, stages
+    from fedbench.runs.fingerprint import content
 
     launcher, _ = launcher_of(selection)
     make_folder(ledger.folder)
@@ -110,6 +115,8 @@ def fill_board(ledger: Ledger, selection: Selection, rows: Sequence[str] = ()) -
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{FINAL}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name
         Output(highlight=False).print(f"{name}: {amount(len(entries), 'run')}, {len(missing)} to do")
+        for entry in {each.federation.label: each for each in missing}.values():
+            content(entry.job.config.dataset)  # without its data each run would fail, and be recorded
         try:
             if missing:
                 make_runs([entry.job for entry in missing], launcher)
@@ -125,7 +132,11 @@ def fill_board(ledger: Ledger, selection: Selection, rows: Sequence[str] = ()) -
 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
-    """Yield the time of a board's missing runs, from one timed step of each row's method; nothing is trained."""
+    """Yield the time of a board's missing runs, from one timed step of each row's method; nothing is trained.
+
+    Raises:
+        DataMissing: the data of a federation are not here.
+    """
     from fedbench.papers.boards import BoardTrial, stages
     from fedbench.papers.estimate import START, STARTED, ResourceEstimate
     from fedbench.runs.estimate import contention
@@ -142,6 +153,8 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
             try:
                 if times > 0:
                     taken, runs = taken + times * (total.timed_as_it_is(job.config) + STARTED), runs + times
+            except DataMissing:
+                raise
             except FedbenchError as error:
                 reason = str(error)
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"

@@ -15,7 +15,7 @@ import pytest
 from fedbench.cli import program
 from fedbench.config import groups
 from fedbench.config.compose import compose
-from fedbench.core.errors import ConfigError, Diverged, FedbenchError, UnknownName
+from fedbench.core.errors import ConfigError, DataMissing, Diverged, FedbenchError, UnknownName
 from fedbench.methods import METHODS
 from fedbench.papers import boards, standings
 from fedbench.papers import leaderboard as command
@@ -413,6 +413,16 @@ def test_hours_are_told_before_anything_is_trained(tmp_path: Path) -> None:
     *rows, last = command.hours(ledger, ["local", "better"], 2)
     assert [line.partition(":")[0] for line in rows] == ["local", "better"]
     assert last.startswith("14 runs, about 0.0 hours of one core")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_board_without_its_data_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    away = dataclasses.replace(BOARD.federations[0], overrides=("dataset=npz", "dataset.path=away.npz"))
+    ledger = Ledger(dataclasses.replace(BOARD, federations=(away,)), tmp_path, [f"runs_dir={tmp_path / 'runs'}"])
+    with pytest.raises(DataMissing, match=r"there is nothing at away\.npz"):
+        command.fill_board(ledger, Selection())
+    with pytest.raises(DataMissing, match=r"there is nothing at away\.npz"):
+        list(command.hours(ledger, ["local"], 1))
     assert not list(tmp_path.iterdir())
 
 
