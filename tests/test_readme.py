@@ -162,6 +162,9 @@ def test_leaf_files_become_the_data_of_the_board(tmp_path: Path, monkeypatch: py
     exec(code, {})
     (name,) = re.findall(r"dataset\.path=(\S+\.npz)", (ROOT / "conf" / "leaderboard" / "v2.yaml").read_text("utf-8"))
     made = np.load(name)
-    assert made["x"].shape == (3, 28, 28) and made["x"].dtype == np.uint8
-    assert made["x"][0, 0, 0] == 0 and made["x"][0, 27, 27] == 255
-    assert made["y"].tolist() == [3, 61, 7] and made["client"].tolist() == ["f0001_41", "f0001_41", "f0000_14"]
+    assert made["x"].shape == (3, 28, 28)
+    assert made["x"].dtype == np.uint8
+    assert made["x"][0, 0, 0] == 0
+    assert made["x"][0, 27, 27] == 255
+    assert made["y"].tolist() == [3, 61, 7]
+    assert made["client"].tolist() == ["f0001_41", "f0001_41", "f0000_14"]
