@@ -16,10 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-with suppress(ImportError):  # Windows ends a console with another signal
-    from signal import SIGBREAK as SIGHUP  # type: ignore[attr-defined]
-if hasattr(signal, "SIGHUP"):
-    from signal import SIGHUP
+# Windows ends a console with another signal.
+SIGHUP: int = signal.SIGHUP if hasattr(signal, "SIGHUP") else signal.SIGBREAK  # type: ignore[attr-defined]
 SIGNALS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,

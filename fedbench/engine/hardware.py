@@ -40,11 +40,6 @@ ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspac
 CERTAIN = 4  # times the rough estimate: no method needs so much
 TRIED = 4  # clients that are trained to tell what more would take
 
-if hasattr(os, "sysconf"):
-    from os import sysconf
-# Windows lacks it; its memory is taken to suffice. A plain definition would change the engine's hash.
-globals().setdefault("sysconf", lambda _: 2**20)
-
 log = logging.getLogger("fedbench")
 
 Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is called, has allocated at once
@@ -158,7 +153,9 @@ def free_bytes(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # no Linux: all there is, as macOS has no name for what is free
-        return sysconf("SC_PAGESIZE") * sysconf("SC_PHYS_PAGES")
+        if not hasattr(os, "sysconf"):
+            return 2**40  # Windows: its memory is taken to suffice
+        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([1024 * available, *_container_bytes()])
 
 

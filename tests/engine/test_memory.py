@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_free_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(hardware, "_container_bytes", lambda container=container: container)
             assert hardware.free_bytes(cpu) == free
     monkeypatch.setattr(hardware, "Path", Mock(side_effect=OSError))
-    monkeypatch.setattr(hardware, "sysconf", {"SC_PAGESIZE": 4096, "SC_PHYS_PAGES": 5}.__getitem__)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGESIZE": 4096, "SC_PHYS_PAGES": 5}.__getitem__)
     assert hardware.free_bytes(cpu) == 5 * 4096
 
 

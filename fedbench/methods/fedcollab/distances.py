@@ -93,7 +93,10 @@ def check_sizes(sizes: Sequence[int]) -> None:
     """Refuse a client with fewer than two samples: one to train a discriminator on, one to validate it."""
     for k, size in enumerate(sizes):
         if size < 2:
-            raise ConfigError(f"client {k} has {size} training samples; FedCollab's discriminators need 2")
+            raise ConfigError(
+                f"client {k} has too few training samples ({size}), as FedCollab's discriminators need 2; raise "
+                "partition.min_size"
+            )
 
 
 def train_discriminators(
