@@ -157,7 +157,7 @@ def test_leaf_files_become_the_data_of_the_board(tmp_path: Path, monkeypatch: py
         data = {"users": [writer], "user_data": {writer: {"x": [image] * len(labels), "y": labels}}}
         (folder / f"all_data_{number}.json").write_text(json.dumps(data), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    page = (ROOT / "results" / "leaderboard.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     (name,) = re.findall(r"dataset\.path=(\S+\.npz)", (ROOT / "conf" / "leaderboard" / "v2.yaml").read_text("utf-8"))

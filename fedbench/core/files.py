@@ -125,7 +125,9 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     Floats are written with as many digits as they need to be read back exactly.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
+    cells = [
+        {key: repr(float(value)) if isinstance(value, float) else value for key, value in row.items()} for row in rows
+    ]
     # A carriage return ends a line for a reader, but does not make the writer quote it.
     returns = any("\r" in str(text) for row in cells for item in row.items() for text in item)
     text = io.StringIO(newline="")
@@ -188,10 +190,6 @@ def setting_name(parts: Sequence[str]) -> str:
             break
         name += f"-{other}"
     return name + ending
-
-
-def _cell(value: Any) -> Any:
-    return repr(float(value)) if isinstance(value, float) else value
 
 
 CHUNK = 2**20  # bytes read at once

@@ -227,14 +227,13 @@ class Board:
         count = self.trials - 1
         points = qmc.Sobol(1 + OWN_KEYS, seed=self.draw).random_base2(math.ceil(math.log2(max(1, count))))
         drawn = [
-            tuple((key, _at(each, point[i])) for i, (key, each) in enumerate(spaces.items()))
+            tuple(
+                (key, each.at(place) if isinstance(each, Range) else each[int(place * len(each))])
+                for (key, each), place in zip(spaces.items(), point, strict=False)
+            )
             for point in points[:count].tolist()
         ]
         return (BoardTrial(0), *(BoardTrial(number, values) for number, values in enumerate(drawn, 1)))
-
-
-def _at(given: Space, place: float) -> Any:
-    return given.at(place) if isinstance(given, Range) else given[int(place * len(given))]
 
 
 def load_board(name: str) -> Board:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
-from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, unknown
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
@@ -63,8 +63,7 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         if name not in board.all_rows:
             raise unknown("row of the board", name, board.all_rows)
     rows = [name for name in board.all_rows if name in (*selection.rows, *board.references)] if selection.rows else []
-    folder = Path(selection.results) / "leaderboard" / board.name
-    ledger = boards.Ledger(board, folder, selection.settings)
+    ledger = boards.Ledger(board, Path(selection.results) / "leaderboard" / board.name, selection.settings)
     if selection.dry_run:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
@@ -153,9 +152,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
             try:
                 if times > 0:
                     taken, runs = taken + times * (total.timed_as_it_is(job.config) + STARTED), runs + times
-            except DataMissing:
-                raise
-            except FedbenchError as error:
+            except ConfigError as error:
                 reason = str(error)
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
         total.seconds += taken
