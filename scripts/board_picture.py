@@ -39,9 +39,10 @@ def draw(axis: Axes, table: Table) -> None:
 
 
 if __name__ == "__main__":
-    standings = read_standings(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "results" / "leaderboard" / "v1")
+    standings = read_standings(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "results" / "leaderboard" / "v2")
     with style.styled(PICTURE.name):
-        figure, axes = style.panels(1, len(standings.federations), width=8.5, height=2.4)
+        count = len(standings.federations)
+        figure, axes = style.panels(1, count, width=min(8.5, 5.0 * count), height=2.4)
         for axis, table in zip(axes[0], standings.federations, strict=True):
             draw(axis, table)
         figure.suptitle(standings.title)
