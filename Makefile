@@ -109,7 +109,7 @@ figures: $(INSTALLED) ## draw every figure of the papers, running what is missin
 $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
 	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out $(OWN),$(MAKEOVERRIDES))
 
-leaderboard: $(INSTALLED) ## tune every method alike and judge it on three federations (some 20 hours, most final runs on a GPU; dry_run=true)
+leaderboard: $(INSTALLED) ## tune every method alike and judge it on three federations (some 20 hours, most final runs on a GPU; dry_run=true, board=v2)
 	$(BIN)/python -m fedbench leaderboard board=v1 $(filter-out $(OWN),$(MAKEOVERRIDES))
 
 leaderboard-mini: $(INSTALLED) ## the same machinery on digits (a quarter of an hour on two quiet cores)

@@ -158,7 +158,7 @@ def test_leaf_files_become_the_data_of_the_board(tmp_path: Path, monkeypatch: py
         (folder / f"all_data_{number}.json").write_text(json.dumps(data), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "results" / "leaderboard.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     (name,) = re.findall(r"dataset\.path=(\S+\.npz)", (ROOT / "conf" / "leaderboard" / "v2.yaml").read_text("utf-8"))
     made = np.load(name)
@@ -168,3 +168,17 @@ def test_leaf_files_become_the_data_of_the_board(tmp_path: Path, monkeypatch: py
     assert made["x"][0, 27, 27] == 255
     assert made["y"].tolist() == [3, 61, 7]
     assert made["client"].tolist() == ["f0001_41", "f0001_41", "f0000_14"]
+
+
+def test_the_page_of_leaderboards_computes_its_table_of_tuning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "results" / "leaderboard.md").read_text(encoding="utf-8")
+    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    for board in ("v1", "v2"):
+        exec(code.replace("v1", board), {})
+    number = re.compile(r"\d+ of \d+|\d+\.\d+")
+    lines = page.partition("| | label skew |")[2].partition("\n\n")[0].splitlines()[2:]
+    columns = zip(*(number.findall(line) for line in lines), strict=True)
+    assert [each for column in columns for each in column] == number.findall(capsys.readouterr().out)

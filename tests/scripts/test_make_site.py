@@ -106,6 +106,6 @@ def test_the_site_needs_no_network_and_its_search_knows_the_methods(
         page.locator("#search-results li a", has_text=re.compile("^fedala$")).click()
         assert page.title().startswith("fedala")
     for page in browsing.opened(browser, tmp_path / "site" / "results"):
-        page.locator("#board-v1 tbody th a", has_text=re.compile("^ditto$")).first.click()
+        page.locator("#board-v2 tbody th a", has_text=re.compile("^ditto$")).first.click()
         assert page.title().startswith("ditto")
         assert "Li et al., ICML 2021" in page.locator("article").inner_text()
