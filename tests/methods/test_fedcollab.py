@@ -286,12 +286,6 @@ def test_rounds_that_are_checked() -> None:
     assert list(DiscriminatorConfig(rounds=35, report="best").checks()) == [1, 11, 21, 31]
 
 
-def test_a_client_with_one_sample_has_nothing_to_validate_a_discriminator_on() -> None:
-    distances.check_sizes([2, 3])
-    with pytest.raises(ConfigError, match=r"^client 1 has too few training samples \(1\).*; raise partition.min_size$"):
-        distances.check_sizes([2, 1])
-
-
 def test_split_keeps_label_shares() -> None:
     y = torch.tensor([5] * 2 + [6] * 4 + [7] * 4 + [8] * 4)  # a small client of the paper's label shift
     train, valid = distances.split(torch.arange(14), y, 7, 0, 0)
