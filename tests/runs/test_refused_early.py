@@ -80,7 +80,7 @@ def test_a_method_that_cannot_serve_two_kinds_leaves_nothing(method: str, tmp_pa
             ),
             (("method=oracle", "method.coalition=[0,1]"), "each of 3 clients, it has 2 numbers"),
             (("method=fedcollab", "method.newcomers=[3]", "method.join_round=1"), "do not fit 3 clients"),
-            (("method=fedcollab", "partition.num_clients=32"), "has 1 training samples; FedCollab"),
+            (("method=fedcollab", "partition.num_clients=32"), "has too few training samples (1), as FedCollab"),
         ],
         every=3,
     ),
