@@ -152,7 +152,7 @@ def test_two_sample_clients_train_and_one_sample_is_refused() -> None:
     x, y, clients = federation([2, 2, 9])
     found = train_discriminators(x, y, L, clients, FAST, 0)
     assert np.isfinite(found.matrix).all()
-    with pytest.raises(ConfigError, match=r"client 1 has too few training samples \(1\).*; raise partition.min_size$"):
+    with pytest.raises(ConfigError, match=r"client 1 has too few training samples \(1\).*; use more"):
         train_discriminators(x, y, L, [clients[0], clients[1][:1]], FAST, 0)
     with pytest.raises(ConfigError, match="two different clients"):
         train_discriminators(x, y, L, clients, FAST, 0, pairs=[(1, 1)])

@@ -94,8 +94,8 @@ def check_sizes(sizes: Sequence[int]) -> None:
     for k, size in enumerate(sizes):
         if size < 2:
             raise ConfigError(
-                f"client {k} has too few training samples ({size}), as FedCollab's discriminators need 2; raise "
-                "partition.min_size"
+                f"client {k} has too few training samples ({size}), as FedCollab's discriminators need 2; use more "
+                "samples, fewer clients, or a partition with a min_size"
             )
 
 

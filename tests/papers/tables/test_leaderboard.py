@@ -416,6 +416,14 @@ def test_hours_are_told_before_anything_is_trained(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_row_that_cannot_be_built_does_not_hide_the_others_hours(tmp_path: Path) -> None:
+    rows = {"headless": ("method=fedavg", "method.private=[@norm]")}
+    ledger = Ledger(dataclasses.replace(BOARD, methods=("local",), rows=rows), tmp_path, [f"runs_dir={tmp_path}"])
+    *told, last = command.hours(ledger, ["headless", "local"], 1)
+    assert ["cannot be built" in line for line in told] == [True, False]
+    assert last.startswith("7 runs, ")
+
+
 def test_a_board_without_its_data_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
     away = dataclasses.replace(BOARD.federations[0], overrides=("dataset=npz", "dataset.path=away.npz"))
     ledger = Ledger(dataclasses.replace(BOARD, federations=(away,)), tmp_path, [f"runs_dir={tmp_path / 'runs'}"])
