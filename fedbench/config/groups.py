@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
     "method": "fedbench.methods:METHODS",
 }
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
+MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")  # of a family's option
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
 TUNE = "tune"  # key of a method's YAML that no run sees: what the trials of a leaderboard choose among
 
@@ -123,6 +125,15 @@ def family_field(group: str, file: Path) -> str | None:
     if name is None:  # a preset of another file's component
         return None
     return getattr(registry(group).get(name), "family_field", None) or None
+
+
+def member(group: str, name: str) -> tuple[Path, str, int | float] | None:
+    """Return (file of the family, its field, the number) if `name` is that of a family's member, such as dir0.1."""
+    match = MEMBER.fullmatch(name)
+    if match is None or (file := find(group, match["family"])) is None:
+        return None
+    field, text = family_field(group, file), match["number"]
+    return None if field is None else (file, field, int(text) if text.isdigit() else float(text))
 
 
 def names(group: str) -> list[str]:

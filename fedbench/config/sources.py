@@ -23,7 +23,6 @@ from omegaconf import OmegaConf
 from fedbench.config import groups
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
-MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
 
 
 class VirtualSource(ConfigSource):
@@ -51,12 +50,12 @@ class VirtualSource(ConfigSource):
         path = _outer(config_path)
         if (file := _found(path)) is not None:
             return file.parent.name == "method" or file != Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
-        return self._member(path) is not None
+        return groups.member(*_split(path)) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The file's content, a family's with the number from the name placed in the family's field."""
         path = _outer(config_path)
-        member = self._member(path)
+        member = groups.member(*_split(path))
         file = _found(path) if member is None else member[0]
         config = groups.load_option(file or Path(self.path) / f"{path}.yaml")
         if member is not None:
@@ -69,15 +68,6 @@ class VirtualSource(ConfigSource):
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
         return groups.names(_outer(config_path))
-
-    def _member(self, path: str) -> tuple[Path, str, int | float] | None:
-        """(file of the family, its field, the number) if `path` names a member of a family."""
-        group, _, name = path.rpartition("/")
-        match = MEMBER.fullmatch(name)
-        if match is None or (file := groups.find(group, match["family"])) is None:
-            return None
-        field, text = groups.family_field(group, file), match["number"]
-        return None if field is None else (file, field, int(text) if text.isdigit() else float(text))
 
 
 class VirtualSearchPath(SearchPathPlugin):
@@ -97,8 +87,12 @@ def register() -> None:
 
 
 def _found(path: str) -> Path | None:
+    return groups.find(*_split(path))
+
+
+def _split(path: str) -> tuple[str, str]:
     group, _, name = path.rpartition("/")
-    return groups.find(group, name)
+    return group, name
 
 
 def _outer(config_path: str) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedbench.config import groups
 from fedbench.config.arguments import asks_for_help
+from fedbench.config.compose import key_of
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
@@ -74,7 +75,7 @@ def evidence_command(arguments: Sequence[str]) -> int:
     begun = time.monotonic()
     selection, names = select(arguments, KEYS)
     if changed := selection.changed:
-        if changed[0].partition("=")[0] in TABLE_KEYS:
+        if key_of(changed[0]) in TABLE_KEYS:
             raise ConfigError(f"{changed[0]} is a key of reproduce; evidence takes names of tables, {', '.join(KEYS)}")
         raise ConfigError(f"{changed[0]} changes results, so they would not have the papers' settings; see --help")
     selection = replace(selection, seeds=selection.seeds or SEEDS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
-from fedbench.core.errors import ConfigError, UnknownName, unknown
+from fedbench.core.errors import ConfigError, Diverged, UnknownName, unknown
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
@@ -136,6 +136,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
     Raises:
         DataMissing: the data of a federation are not here.
     """
+    from fedbench.engine.hooks import HookError
     from fedbench.papers.boards import BoardTrial, stages
     from fedbench.papers.estimate import START, STARTED, ResourceEstimate
     from fedbench.runs.estimate import contention
@@ -152,7 +153,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
             try:
                 if times > 0:
                     taken, runs = taken + times * (total.timed_as_it_is(job.config) + STARTED), runs + times
-            except (ConfigError, UnknownName) as error:
+            except (ConfigError, UnknownName, Diverged, HookError) as error:
                 reason = str(error)
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
         total.seconds += taken

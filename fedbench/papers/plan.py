@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.config import groups
+from fedbench.config.compose import key_of
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Stale
 from fedbench.papers import measures
 from fedbench.papers.recorded import StoredTable
@@ -102,7 +103,7 @@ class Job:
 
 
 def local_reference(job: Job) -> Job:
-    """Return the Local run that `job` is compared with; None for a Local run."""
+    """Return the Local run that `job` is compared with; a Local run itself."""
     if job.config.local is None:
         return job
     values = job.config.local_values
@@ -120,7 +121,10 @@ def _option(value: Any) -> str:
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
     """Return the first of each identity."""
-    return list({job.identity: job for job in reversed(jobs)}.values())[::-1]
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.identity, job)
+    return [*first.values()]
 
 
 @dataclass(frozen=True)
@@ -246,9 +250,7 @@ class Plan:
 
 def provenance(table: TableSpec, selection: Selection) -> Provenance:
     """Return the parts of the selection that a reader of the table must know."""
-    varied = tuple(
-        text for text in selection.changed if text in table.left_open or text.partition("=")[0] in table.left_open
-    )
+    varied = tuple(text for text in selection.changed if text in table.left_open or key_of(text) in table.left_open)
     changed = tuple(text for text in selection.changed if text not in varied)
     trained = load_scale(selection.scale).trained
     return Provenance(selection.scale, selection.substitute, changed, varied, trained=trained, todo=todo(table.name))

@@ -223,7 +223,7 @@ def _federation_view(table: standings.Table, out: Path, methods: str) -> dict[st
     means = [line.mean for line in lines if line.scores]
     low = math.floor(max(0.0, sorted(means)[len(means) // 4] - 5)) if means else 0  # those far below end at the edge
     half = next((line.half for line in lines if math.isfinite(line.half)), 5.0)
-    high = math.ceil(min(100.0, max(means, default=100.0) + half))
+    high = max(low + 1, math.ceil(min(100.0, max(means, default=100.0) + half)))
 
     def place(value: float) -> float:
         return round(100 * min(1.0, max(0.0, (value - low) / (high - low))), 1)

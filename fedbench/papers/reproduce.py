@@ -326,7 +326,9 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     identities = {job.identity for job in lacking}
     counts = {
         "cannot be run here": sum(bool(cell.reason) for cell in cells),
-        "failed or not finished": sum(any(job.identity in identities for job in cell.needed) for cell in cells),
+        "failed or not finished": sum(
+            not cell.reason and any(job.identity in identities for job in cell.needed) for cell in cells
+        ),
     }
     there = len(cells) - sum(counts.values())
     rest = "".join(f", {count} {word}" for word, count in counts.items() if count)

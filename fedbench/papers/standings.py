@@ -139,7 +139,7 @@ def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: 
 
 def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:
     """Return the accuracies [N] of a row's clients by seed."""
-    own = [line for line in lines if line["row"] == row and line["stage"] == FINAL and line["clients"]]
+    own = [line for line in lines if line["row"] == row and line["stage"] == FINAL and line.get("clients")]
     return {int(line["seed"]): np.array(line["clients"].split(), dtype=float) for line in own}
 
 

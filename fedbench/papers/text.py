@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
+from fedbench.config.compose import key_of
 from fedbench.data.partitions.programs import AuthorsProgram
 from fedbench.papers import comparisons, published, selection, verdict
 from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
@@ -282,7 +283,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
     made = (*table.provenance.varied, *table.provenance.changed)
     filled, kept = ran(table, "column"), {}
     for column in table.spec.columns:
-        last = {text.partition("=")[0]: text for text in (*table.spec.base, *column.overrides, *made)}
+        last = {key_of(text): text for text in (*table.spec.base, *column.overrides, *made)}
         if column.label in filled:
             kept[column.label] = [text for text in last.values() if _keeps(text, last.get("partition.draw"))]
     for texts, labels in groupby(kept, key=lambda label: kept[label]):
@@ -304,10 +305,11 @@ def _keeps(override: str, draw: str | None) -> bool:
 
     `draw` is the override of partition.draw, which may let each seed draw its own.
     """
-    key, _, value = override.partition("=")
+    key, value = key_of(override), override.partition("=")[2]
     if key != "partition":
         return key == "partition_seed" and value != "null"
-    file = groups.find("partition", value) or groups.find("partition", value.rstrip("0123456789."))
+    file, family = groups.find("partition", value), groups.member("partition", value)
+    file = family[0] if file is None and family is not None else file
     fields = {} if file is None else groups.plain_option("partition", file.stem)
     if "draw" in fields and draw != "partition.draw=null":
         return issubclass(groups.registry("partition").get(str(fields["name"])), AuthorsProgram)

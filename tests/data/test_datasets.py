@@ -79,7 +79,7 @@ def test_difficulty_goes_from_trivial_to_hopeless():
 
 
 IMPOSSIBLE = {
-    "synthetic": ["classes=0", "size=0", "train=0", "difficulty=-1", "limit=0"],
+    "synthetic": ["classes=1", "size=0", "train=0", "difficulty=-1", "limit=0"],
     "domainnet": ["ratio=0", "ratio=1.1", "num_classes=1", "size=0", "classes=[one]"],
     "cub": ["size=0", "words=0"],
 }

@@ -26,7 +26,7 @@ class Synthetic(DataSource):
     name: ClassVar[str] = "synthetic"
 
     model: str = "mlp"
-    classes: int = at_least(1, 10)
+    classes: int = at_least(2, 10)
     channels: int = at_least(1, 1)
     size: int = at_least(1, 16)  # height and width in pixels
     train: int = at_least(1, 2000)  # training samples; sizes of classes differ by at most one
@@ -104,7 +104,7 @@ class Captioned(Synthetic):
     name: ClassVar[str] = "captioned"
 
     model: str = "cub_cnn"
-    classes: int = at_least(1, 20)
+    classes: int = at_least(2, 20)
     channels: int = at_least(1, 3)
     traits: int = at_least(1, 8)  # number of traits, random numbers that define a class
     shift: float = share(0.0)  # share of the captions' traits that the images do not have

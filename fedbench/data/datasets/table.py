@@ -107,7 +107,7 @@ class OwnTable(OwnData):
         try:
             if path.suffix.lower() == ".parquet":
                 return pd.read_parquet(path)
-            if path.suffix == ".json":
+            if path.suffix.lower() == ".json":
                 frame: pd.DataFrame = pd.DataFrame(json.loads(path.read_bytes()))
                 return frame
             with path.open(encoding="utf-8-sig", newline="") as file:

@@ -235,6 +235,14 @@ def test_a_board_shows_rows_that_lost_seeds_last_and_one_number_a_cell(tmp_path:
     assert len(report.BOARD_HEADINGS) == 3 + len(view["lines"][0]["cells"]) <= 10
 
 
+@pytest.mark.parametrize("mean", [0.0, -7.5])  # R2 may be negative
+def test_bars_of_means_at_the_end_of_the_axis_are_drawn(mean: float, tmp_path: Path) -> None:
+    line = standings.Standing("fedavg", scores={0: mean, 1: mean}, half=0.0)
+    view = report._federation_view(standings.Table("skew", "", (0, 1), (line,), 2), tmp_path, "")
+    assert (view["low"], view["high"]) == (0, 1)
+    assert view["lines"][0]["bar"] == (0.0, 1.0)
+
+
 def test_a_cost_over_fewer_seeds_says_so(tmp_path: Path) -> None:
     scores, hurt = {seed: 80.0 + seed for seed in range(3)}, {"finetune_all": 9.0, "local": 7.0}
     lines = [

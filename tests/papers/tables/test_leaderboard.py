@@ -417,10 +417,10 @@ def test_hours_are_told_before_anything_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_built_does_not_hide_the_others_hours(tmp_path: Path) -> None:
-    rows = {"headless": ("method=fedavg", "method.private=[@norm]")}
+    rows = {"headless": ("method=fedavg", "method.private=[@norm]"), "wild": ("method=fedprox", "method.mu=1e38")}
     ledger = Ledger(dataclasses.replace(BOARD, methods=("local",), rows=rows), tmp_path, [f"runs_dir={tmp_path}"])
-    *told, last = command.hours(ledger, ["headless", "local"], 1)
-    assert ["cannot be built" in line for line in told] == [True, False]
+    *told, last = command.hours(ledger, ["headless", "wild", "local"], 1)
+    assert ["cannot be built" in line for line in told] == [True, True, False], told
     assert last.startswith("7 runs, ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import math
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
     assert "1 cannot be run here" in said
 
 
+def test_a_cell_without_data_and_with_runs_to_make_is_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mean = {"label": "both", "overrides": ["dataset=digits"], "mean": ["one", "far"]}
+    far = {"label": "far", "overrides": ["dataset=cifar100", "model=lenet5"]}
+    own = table(columns=[mean, PARTS[0], far], paper="", table="")
+    planned = plan.make(own, selection(tmp_path, rows=("FedAvg",)))
+    assert reproduce.conclude(planned, tmp_path / "tables" / "toy", 0, str(tmp_path)) == INCOMPLETE
+    assert "incomplete: 0 of 3 cells asked" in capsys.readouterr().out
+
+
 def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:
     """No key tells their runs apart."""
     columns = [{"label": c, "overrides": ["dataset=npz", f"dataset.path={tmp_path}/{c}/d.npz"]} for c in "ab"]
@@ -126,7 +138,9 @@ def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:
 
 def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:
     ipr = {"name": "ipr", "measure": {"name": "result", "column": "ipr"}}
-    planned = plan.make(table(metrics=[{"name": "acc"}, ipr]), selection(tmp_path))
+    local = {"label": "Local", "overrides": ["method=local"]}
+    rows = [*map(dataclasses.asdict, table().rows), local]
+    planned = plan.make(table(metrics=[{"name": "acc"}, ipr], rows=rows), selection(tmp_path))
     methods = [(job.config.labels["method"], job.seed) for job in planned.jobs]
     assert methods == [
         ("local", 0),
@@ -206,6 +220,8 @@ def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     varied = plan.make(open_, selection(tmp_path, changed=("partition_seed=0",)))
     assert {job.config.partition_seed for job in varied.jobs} == {0}
     assert (varied.provenance.varied, varied.provenance.changed) == (("partition_seed=0",), ())
+    forced = plan.provenance(open_, selection(tmp_path, changed=("++partition_seed=0",)))
+    assert (forced.varied, forced.changed) == (("++partition_seed=0",), ())
     assert varied.provenance.is_paper_setting
     both = plan.make(open_, selection(tmp_path, changed=("partition_seed=0", "protocol.rounds=3"))).provenance
     assert (both.varied, both.changed) == (("partition_seed=0",), ("protocol.rounds=3",))

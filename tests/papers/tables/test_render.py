@@ -204,8 +204,11 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, more)))
     assert "- c: Each seed draws its own partition" in text
     assert "- d: All seeds share one partition (partition=file)" in text
-    authors = filled(values, PUBLISHED, made=MADE, base=("partition=dir_fedsac0.1",))
-    assert "All seeds share one partition (partition=dir_fedsac0.1)" in render.draw_markdown(authors)
+    for name in ("dir_fedsac1e-1", "dir_fedsac0.1"):
+        authors = filled(values, PUBLISHED, made=MADE, base=(f"partition={name}",))
+        assert f"All seeds share one partition (partition={name})" in render.draw_markdown(authors)
+    forced = dataclasses.replace(MADE, varied=("++partition=dir0.1",))
+    assert "Each seed draws its own" in render.draw_markdown(dataclasses.replace(authors, provenance=forced))
     of_each_seed = filled(values, PUBLISHED, made=MADE, base=("partition=anda",))
     assert "Each seed draws its own" in render.draw_markdown(of_each_seed)
     redrawn = dataclasses.replace(MADE, varied=("partition.draw=null",))

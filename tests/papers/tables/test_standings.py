@@ -134,6 +134,18 @@ def test_a_reference_without_scores_is_no_beaten_one(tmp_path: Path) -> None:
     }
 
 
+def test_a_board_whose_final_runs_all_failed_is_drawn(tmp_path: Path) -> None:
+    """No row of its file has a column of clients."""
+    folder = recorded(tmp_path, {"local": (), "fedavg": ()}, seeds=(0,))
+    ledger = Ledger(board({"local": (), "fedavg": ()}, seeds=(0,)), folder)
+    ledger.read()
+    failed = {**next(iter(ledger.lines.values())), "stage": FINAL, "seed": "0", "acc": "", "failure": "Diverged: in round 2"}
+    ledger.lines[FINAL, "here", "local", 1, 0] = {**failed, "trial": "1"}
+    ledger.save()
+    (found,) = standings.read_standings(folder).federations
+    assert {line.row: line.lacks for line in found.lines}["local"] == "Diverged: in round 2"
+
+
 def test_a_first_rung_that_was_stopped_is_drawn(tmp_path: Path) -> None:
     folder = recorded(tmp_path, dict.fromkeys(SCORES, ()), seeds=(0,))
     ledger = Ledger(board(dict.fromkeys(SCORES, ()), seeds=(0,)), folder)
