@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import gzip
 import hashlib
 import http.client
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 import time
@@ -21,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from filelock import FileLock
@@ -33,7 +30,6 @@ from fedbench.core.errors import DataCorrupt, DataMissing, Report, reason_of, si
 from fedbench.core.files import make_folder, settle
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Availability, Dataset, DataSource
-from fedbench.data.formats import GZIP_MAGIC
 
 # Files from the network: resumed where they broke off, verified before anything else sees them.
 #
@@ -160,22 +156,18 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-# Unpacking zip and tar archives that nobody has to trust: regular files and folders below one folder, or nothing.
-#
-# pooch leaves it to the standard library's `extractall`, which makes links, gives a name that climbs out another one,
-# and leaves behind what it had written when it met the damage.
+# Unpacking: whole or not at all, and only the files that are read. `shutil.unpack_archive` knows neither.
 
 Wanted = Callable[[str], bool]
-NOT_THIS_DISK = (None, errno.EINVAL, errno.ENAMETOOLONG)  # of an OSError: places and names that only damage asks for
 
 
 def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:
-    """Unpack `archive` as the folder `target`, whole or not at all; only the files that `wanted` picks.
+    """Unpack `archive`, a zip or tar file, as the folder `target`; only the files that `wanted` picks.
 
     If the archive has all files in one folder with the name of `target`, that level is dropped.
 
     Raises:
-        DataCorrupt: damaged, or a member is a link, a device, or outside of `target`; nothing is left behind.
+        DataCorrupt: damaged; nothing is left behind.
         FileExistsError: `target` exists already.
     """
     if target.exists():
@@ -185,13 +177,13 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
     settle(staging)
     try:
         _extract(archive, staging, wanted, report)
+        for path in staging.rglob("*"):
+            settle(path)
         entries = list(staging.iterdir())
         single = len(entries) == 1 and entries[0].is_dir() and entries[0].name == target.name
         (entries[0] if single else staging).rename(target)
-    except DataCorrupt:
-        raise
     except Exception as error:  # a damaged archive can fail in any way inside its reader
-        if isinstance(error, OSError) and error.errno not in NOT_THIS_DISK:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataCorrupt(f"{archive} is damaged ({reason_of(error)}); fetch it again") from error
     finally:
@@ -200,56 +192,20 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
 
 def _extract(archive: Path, staging: Path, wanted: Wanted | None, report: Report) -> None:
     size = archive.stat().st_size
-    members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
-    for name, content, position in members(archive):
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if name.startswith("/") or ".." in parts or any(c in name for c in "\\:\0"):
-            raise _unsafe(archive, name, "would land outside")
-        if content is not None and (wanted is None or wanted(name)):
-            place = staging.joinpath(*parts)
-            try:
-                make_folder(place.parent)
-                with place.open("xb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
-                settle(place)
-            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                raise _unsafe(archive, name, "is there twice") from error
-            report(f"unpacking {archive.name}", position, size)
-
-
-def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
-    """(name, content or None for a folder, bytes of the archive read so far) of each member."""
-    position = 0
-    with zipfile.ZipFile(archive) as opened:
-        for info in opened.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _unsafe(archive, info.filename, "is a link or a device")
-            position += info.compress_size
-            if info.is_dir():
-                yield info.filename, None, position
-            else:
-                with opened.open(info) as content:  # verifies the member's checksum as it is read
-                    yield info.filename, content, position
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
-    with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(archive.open("rb"))
-        zipped = raw.read(2) == GZIP_MAGIC
-        raw.seek(0)
-        stream = stack.enter_context(gzip.GzipFile(fileobj=raw)) if zipped else raw
-        opened = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
-        for info in opened:
-            if not (info.isreg() or info.isdir()) or info.issparse():
-                raise _unsafe(archive, info.name, "is a link or a device")
-            yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
-        while stream.read(1 << 20):  # to the end, where gzip's checksum is
-            pass
-
-
-def _unsafe(archive: Path, name: str, reason: str) -> DataCorrupt:
-    return DataCorrupt(f"{archive} is unsafe: its member '{name}' {reason}; nothing was unpacked")
+    with archive.open("rb") as raw:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(raw) as packed:
+                for info in packed.infolist():
+                    if not info.is_dir() and (wanted is None or wanted(info.filename)):
+                        packed.extract(info, staging)
+                        report(f"unpacking {archive.name}", raw.tell(), size)
+            return
+        with tarfile.open(fileobj=raw) as tape:
+            tape.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)  # as its docs say
+            for member in tape:
+                if member.isfile() and (wanted is None or wanted(member.name)):
+                    tape.extract(member, staging)
+                    report(f"unpacking {archive.name}", raw.tell(), size)
 
 
 DATA_VARIABLE = "FEDBENCH_DATA"

@@ -80,7 +80,7 @@ FILES: dict[str, tuple[Callable[[Path], Callable[[], object]], str]] = {  # what
     "truncated batch": (lambda p: lambda: read_pickle(written(p, b"")), "EOFError|ended|Ran out"),
     "idx of other magic": (lambda p: lambda: read_idx(written(p, b"\x00\x00\x0d\x01\x00\x00\x00\x01")), "magic|13|0d"),
     "no image": (lambda p: lambda: read_images([written(p, b"GIF")], 4), "cannot identify"),
-    "no archive": (lambda p: lambda: unpack(written(p, b"no"), p.parent / "out"), "header"),
+    "no archive": (lambda p: lambda: unpack(written(p, b"no"), p.parent / "out"), "not a gzip file"),
     "arrays besides x and y": (lambda p: npz(p, x=X, y=Y, hospital=Y), "hospital"),
     "clients without a name": (lambda p: npz(p, x=X, y=Y, client=["A", ""] * 6), "6 of 12 training samples, .* at 1"),
     "clients with gaps": (lambda p: npz(p, x=X, y=Y, client=np.where(Y, np.nan, 1.0)), "6 of 12 .* at 1, name no cl"),

@@ -658,6 +658,8 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
         frame().to_csv(tmp_path / "semi.csv", index=False, sep=comma)
         found = OwnTable(path=str(tmp_path / "semi.csv"), target="ill", client="site").load()
         assert found.names == ("007", "north", "south")
+    frame().to_json(tmp_path / "SITES.JSON", orient="records")
+    assert OwnTable(path=str(tmp_path / "SITES.JSON"), target="ill", client="site").load().names == found.names
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
     for name in ("bad.parquet", "bad.csv"):

@@ -139,8 +139,8 @@ def test_a_board_whose_final_runs_all_failed_is_drawn(tmp_path: Path) -> None:
     folder = recorded(tmp_path, {"local": (), "fedavg": ()}, seeds=(0,))
     ledger = Ledger(board({"local": (), "fedavg": ()}, seeds=(0,)), folder)
     ledger.read()
-    failed = {**next(iter(ledger.lines.values())), "stage": FINAL, "seed": "0", "acc": "", "failure": "Diverged: in round 2"}
-    ledger.lines[FINAL, "here", "local", 1, 0] = {**failed, "trial": "1"}
+    failed = {"stage": FINAL, "trial": "1", "seed": "0", "acc": "", "failure": "Diverged: in round 2"}
+    ledger.lines[FINAL, "here", "local", 1, 0] = {**next(iter(ledger.lines.values())), **failed}
     ledger.save()
     (found,) = standings.read_standings(folder).federations
     assert {line.row: line.lacks for line in found.lines}["local"] == "Diverged: in round 2"
