@@ -161,7 +161,8 @@ def perform(plains: Sequence[Mapping[str, Any]], logged: bool, config: DictConfi
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedbench.runs.execution import execute, folder_of
+    from fedbench.runs.execution import execute
+    from fedbench.runs.folder import folder_of
 
     def make() -> JobOutcome:
         log = _log(Path(HydraConfig.get().sweep.dir), config.job)

@@ -21,8 +21,8 @@ from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, tod
 from fedbench.papers.store import PENDING, Provenance
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig, from_plain
-from fedbench.runs.execution import folder_of, is_compared, labels_of, run_status
-from fedbench.runs.folder import MODEL, RunFolder
+from fedbench.runs.execution import is_compared
+from fedbench.runs.folder import MODEL, RunFolder, folder_of, labels_of, run_status
 from fedbench.runs.progress import amount
 from fedbench.runs.run import Run
 

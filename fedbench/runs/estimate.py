@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.clustered import prepares
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig
-from fedbench.runs.folder import ROUNDS, RunFolder, Status
+from fedbench.runs.folder import ROUNDS, RunFolder, Status, folder_of
 from fedbench.runs.progress import amount, rough_seconds, title
 
 FORWARD_SHARE = 1 / 3  # of a training step's time
@@ -156,7 +156,6 @@ def without_method(config: RunConfig) -> str:
 # What is said before a run, and of one that is not made.
 
 
-FolderOf = Callable[[RunConfig], RunFolder]  # see fedbench.runs.execution
 PLACE = ("dataset", "partition", "model")
 SAID: dict[Status, str] = {"finished": "there already", "partial": "to go on with", "new": "to do"}
 
@@ -169,19 +168,19 @@ def found(run: RunConfig, folder: RunFolder) -> Status:
     return status
 
 
-def lacking(run: RunConfig, folder_of: FolderOf) -> list[RunConfig]:
+def lacking(run: RunConfig) -> list[RunConfig]:
     """Return the missing runs for `run`: its Local and itself."""
     return [each for each in (run.local, run) if each is not None and found(each, folder_of(each)) != "finished"]
 
 
-def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
+def expectation(run: RunConfig, setup: Setup) -> str:
     """Return a line, "about 50 min here: local 20 rounds, fedcollab 20 rounds"; "" if no step can be timed.
 
     An interrupted run counts with its remaining rounds.
     """
     times, seconds, parts = RunTimes(_setups={without_method(run): setup}), 0.0, list[str]()
-    for each in lacking(run, folder_of):
-        left = each.protocol.rounds - _done(each, folder_of)
+    for each in lacking(run):
+        left = each.protocol.rounds - _done(each)
         try:
             taken = times.expected(each)
         except Exception:  # noqa: BLE001 - an estimate must not end a run, which says itself what fails
@@ -193,7 +192,7 @@ def expectation(run: RunConfig, setup: Setup, folder_of: FolderOf) -> str:
     return f"about {rough_seconds(seconds)} here: {', '.join(parts)}{f'; smaller: dataset.limit={SMALLER}' * smaller}"
 
 
-def _done(run: RunConfig, folder_of: FolderOf) -> int:
+def _done(run: RunConfig) -> int:
     """Return the last round of an interrupted run that was scored."""
     folder = folder_of(run)
     with suppress(FedbenchError, OSError, LookupError, ValueError, csv.Error):
@@ -202,7 +201,7 @@ def _done(run: RunConfig, folder_of: FolderOf) -> int:
     return 0
 
 
-def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, variants: Sequence[str] | None) -> Iterator[str]:
+def plan_lines(runs: Sequence[RunConfig], variants: Sequence[str] | None) -> Iterator[str]:
     """Yield, if there are `variants`, which name runs beside their method, whether each is finished; then the time.
 
     The time is that of one after another; a launcher takes less. A run that cannot be built is named with the reason.
@@ -211,13 +210,13 @@ def plan_lines(runs: Sequence[RunConfig], folder_of: FolderOf, variants: Sequenc
     for run, variant in zip(runs, variants or [""] * len(runs), strict=True):
         folder = folder_of(run)
         there += (status := found(run, folder)) == "finished"
-        waiting |= {one.key: one for one in lacking(run, folder_of)}
+        waiting |= {one.key: one for one in lacking(run)}
         if variants is not None:
             where = ", ".join(run.labels[part] for part in PLACE)
             yield f"{title(replace(folder.labels, variant=variant))} on {where}: {SAID[status]}"
     for run in sorted(waiting.values(), key=without_method):
         try:
-            seconds += times.expected(run) * (1 - _done(run, folder_of) / run.protocol.rounds)
+            seconds += times.expected(run) * (1 - _done(run) / run.protocol.rounds)
         except Exception as error:  # noqa: BLE001, PERF203 - the run says it as well, when it is made
             yield f"{title(folder_of(run).labels)}: no step could be timed: {error}"
     references = len(waiting) - (len(runs) - there)

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
-from fedbench.core.errors import CheckpointError, FedbenchError, Stale, warn_once
+from fedbench.core.errors import CheckpointError, FedbenchError, warn_once
 from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
@@ -23,7 +23,7 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import pick_trainer
-from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
+from fedbench.engine.history import VALIDATION, Observer, Observers
 from fedbench.engine.hooks import HookCaller
 from fedbench.engine.newcomers import Newcomers, Unseen
 from fedbench.engine.recording import Arrays, check
@@ -36,7 +36,20 @@ from fedbench.runs import fingerprint
 from fedbench.runs.building import set_up, split_data
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.fingerprint import environment, versions
-from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, NAME, RESULT, RunFolder, Status, files_of
+from fedbench.runs.folder import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    MODEL,
+    NAME,
+    RESULT,
+    RunFolder,
+    Status,
+    files_of,
+    folder_of,
+    run_status,
+)
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, gain_columns, gains_of, summarise
 from fedbench.sample_metrics import METRICS
@@ -56,39 +69,7 @@ def observers(run: RunConfig, folder: RunFolder) -> Observer:
     return Observers(chosen)
 
 
-# Where a run's files are, and whether what is there may be used: it is of other samples, or of other code.
-
-
-def folder_of(run: RunConfig) -> RunFolder:
-    """Return the run's folder, which knows the run's key, labels, samples and today's code."""
-    try:
-        data = fingerprint.content(run.dataset)
-    except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
-        data = ""
-    today = fingerprint.code_of(run)
-    return RunFolder(run.settings.runs_dir, run.key, labels_of(run), data, run.plain["dataset"], today)
-
-
-def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
-    """Return `folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
-
-    `tell`: warn of a result of other code.
-
-    Raises:
-        Stale: there is one of other code, and stale=error.
-    """
-    status = folder.status()
-    if not (parts := folder.changed):
-        return status
-    if run.settings.stale == "rerun":
-        return "new"
-    what = "was made" if status == "finished" else "was begun"
-    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
-    if run.settings.stale == "error":
-        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
-    if tell:
-        warn_once(f"{reason}; stale=rerun makes it again")
-    return status
+# Whether a finished run is of other code.
 
 
 def changed_since(folder: Path) -> list[str]:
@@ -122,13 +103,6 @@ def _refuses(part: str, config: DictConfig) -> bool:
     except FedbenchError:
         return True
     return False
-
-
-def labels_of(run: RunConfig) -> Labels:
-    """Return the run's names; a protocol's includes its differences from the preset."""
-    names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
-    protocol = run.labels["protocol"] + (f" ({run.protocol_changes})" if run.protocol_changes else "")
-    return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)
 
 
 # Whether a run has what its config asks to be recorded; it may have been made without, as its key does not tell.
@@ -231,7 +205,7 @@ def experiment(
     if run.settings.progress != "none" and purpose != REFERENCE:  # a reference was told with the run that needs it
         from fedbench.runs.estimate import expectation  # which knows what runs are there
 
-        observer.expect(expectation(run, setup, folder_of))
+        observer.expect(expectation(run, setup))
 
     # What the result is compared with.
     local, local_key = local_reference(run)

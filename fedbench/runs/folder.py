@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from fedbench.config.schema import ACCURACY
 from fedbench.core.checked import MANIFEST, ChecksummedFolder
-from fedbench.core.errors import FedbenchError, FolderInUse
+from fedbench.core.errors import FedbenchError, FolderInUse, Stale, warn_once
 from fedbench.core.files import as_csv, as_json, as_npz, checksum, make_folder, sweep, write_bytes, write_text
 from fedbench.core.locks import FolderLock
 from fedbench.engine.history import History, Labels
 from fedbench.metrics import Tally
-from fedbench.runs.fingerprint import changed
+from fedbench.runs import fingerprint
 from fedbench.sample_metrics import METRICS, known
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from fedbench.data.partition import Partition
+    from fedbench.runs.config import RunConfig
 
 
 # The files of a run: their names, how each is written, and how they are read back.
@@ -205,7 +206,7 @@ class RunFolder:
         Raises:
             Damaged: see `code`.
         """
-        return [] if self.status() == "new" else changed(self.code, self.today)
+        return [] if self.status() == "new" else fingerprint.changed(self.code, self.today)
 
     def begin(self) -> None:
         """Write code.txt, the hashes of the code that begins the run."""
@@ -321,3 +322,45 @@ def _dataset_of(folder: Path) -> Mapping[str, Any]:
 def _slug(name: str) -> str:
     """`name` as a folder name on any system: letters, digits and . _ + = , - only, no leading dot."""
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:80].lstrip(".") or "_"
+
+
+# Where the files of a configured run are, and whether what is there may be used: it may be of other code.
+
+
+def folder_of(run: RunConfig) -> RunFolder:
+    """Return the run's folder, which knows the run's key, labels, samples and today's code."""
+    try:
+        data = fingerprint.content(run.dataset)
+    except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
+        data = ""
+    today = fingerprint.code_of(run)
+    return RunFolder(run.settings.runs_dir, run.key, labels_of(run), data, run.plain["dataset"], today)
+
+
+def labels_of(run: RunConfig) -> Labels:
+    """Return the run's names; a protocol's includes its differences from the preset."""
+    names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
+    protocol = run.labels["protocol"] + (f" ({run.protocol_changes})" if run.protocol_changes else "")
+    return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)
+
+
+def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
+    """Return `folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+
+    `tell`: warn of a result of other code.
+
+    Raises:
+        Stale: there is one of other code, and stale=error.
+    """
+    status = folder.status()
+    if not (parts := folder.changed):
+        return status
+    if run.settings.stale == "rerun":
+        return "new"
+    what = "was made" if status == "finished" else "was begun"
+    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
+    if run.settings.stale == "error":
+        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
+    if tell:
+        warn_once(f"{reason}; stale=rerun makes it again")
+    return status

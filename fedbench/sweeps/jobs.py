@@ -191,9 +191,8 @@ def _outcome(config: DictConfig) -> JobOutcome:
             raise ConfigError(f"sweep.name={name} needs a sweep; add -m: python -m fedbench -m ...")
         if is_only_planned():
             from fedbench.runs.estimate import plan_lines
-            from fedbench.runs.execution import folder_of
 
-            for line in plan_lines([run], folder_of, [""]):
+            for line in plan_lines([run], [""]):
                 say(line)
             return JobOutcome(values_of(_task()), plain=plain)
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other

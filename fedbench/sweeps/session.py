@@ -135,7 +135,6 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
     """
     from fedbench.runs.config import RunConfig, resolve
     from fedbench.runs.estimate import plan_lines
-    from fedbench.runs.execution import folder_of
 
     runs, names, planned = list[RunConfig](), list[str](), jobs.is_only_planned()
     for overrides, name in zip(batch, variants([*map(values_of, batch)]), strict=True):
@@ -149,7 +148,7 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
     if not runs:
         return
     try:
-        for line in plan_lines(runs, folder_of, names if planned else None):
+        for line in plan_lines(runs, names if planned else None):
             say(line)
     except Exception:  # an estimate must not end a sweep, whose runs say themselves what fails
         if planned:

@@ -174,7 +174,7 @@ def test_variants_name_what_a_sweep_varied() -> None:
 
 def test_a_dry_run_names_what_a_sweep_varies(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Else two runs were one line, and which is finished could not be told."""
-    monkeypatch.setattr(estimate, "plan_lines", lambda _runs, _folders, variants: variants)
+    monkeypatch.setattr(estimate, "plan_lines", lambda _runs, variants: variants)
     assert main(["-m", "method=fedprox,fedavg", "method.mu=0.5,1", "reference=none", "--dry-run"]) == 2
     said = capsys.readouterr()
     assert said.out == "mu=0.5\nmu=1\n"

@@ -13,7 +13,7 @@ from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import labels_of
+from fedbench.runs.folder import labels_of
 from tests.helpers.tiers import sampled
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))

@@ -14,8 +14,8 @@ from fedbench.core.files import write_csv
 from fedbench.runs import estimate
 from fedbench.runs.building import build
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.runs.execution import execute, folder_of
-from fedbench.runs.folder import ROUNDS
+from fedbench.runs.execution import execute
+from fedbench.runs.folder import ROUNDS, folder_of
 from tests.helpers import real_formats
 
 SMALL = ["protocol.rounds=4", "protocol.eval_every=4", "dataset.limit=200", "hardware=cpu", "hardware.engine=looped"]
@@ -64,12 +64,12 @@ def test_what_is_done_of_an_interrupted_run_is_no_file_of_an_earlier_version(
     """Its files get their checksums when it is finished."""
     run = config(tmp_path, *SMALL, "method=fedavg")
     folder = folder_of(run)
-    assert estimate._done(run, folder_of) == 0
+    assert estimate._done(run) == 0
     folder.path.mkdir(parents=True)
     folder.checkpoint.touch()
     folder.begin()
     write_csv(folder.path / ROUNDS, [{"round": 0}, {"round": 2}])
-    assert estimate._done(run, folder_of) == 2
+    assert estimate._done(run) == 2
     assert not caplog.records
 
 
@@ -121,15 +121,15 @@ def test_a_long_run_says_how_it_gets_shorter_and_what_is_left_of_an_interrupted_
     monkeypatch.setattr(estimate, "pace", lambda *_: 1.0)
     monkeypatch.setattr(estimate, "SMALLER", 100)
     monkeypatch.setattr(estimate, "LONG", 1.0)
-    assert estimate.expectation(run, setup, folder_of).endswith("here: local 4 rounds; smaller: dataset.limit=100")
+    assert estimate.expectation(run, setup).endswith("here: local 4 rounds; smaller: dataset.limit=100")
     monkeypatch.setattr(estimate, "_done", lambda *_: 3)
-    assert "local 1 round;" in estimate.expectation(run, setup, folder_of)
+    assert "local 1 round;" in estimate.expectation(run, setup)
 
     def fails(*_: object) -> None:
         raise RuntimeError("a method that needs its preparation first")
 
     monkeypatch.setattr(estimate, "pace", fails)
-    assert estimate.expectation(run, setup, folder_of) == ""
+    assert estimate.expectation(run, setup) == ""
     assert execute(run).row["rounds"] == 4
 
 

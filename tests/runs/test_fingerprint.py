@@ -24,6 +24,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.workers import serve
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig
+from fedbench.runs.folder import folder_of
 from tests.helpers.codes import PARTS, edit
 from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
@@ -52,7 +53,7 @@ def test_other_samples_make_another_run(tmp_path: Path) -> None:
     first, second = (execution.execute(run) for run in runs)
     assert first.folder != second.folder
     assert first.row["data"] != second.row["data"]
-    locals_ = {execution.folder_of(run.local).path for run in runs}
+    locals_ = {folder_of(run.local).path for run in runs}
     assert len(locals_) == 2
     assert all((folder / "result.json").is_file() for folder in locals_)
 
@@ -64,10 +65,10 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
         interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
-    before = execution.folder_of(run)
+    before = folder_of(run)
     assert before.status() == "partial"
     shutil.rmtree(tmp_path / "a")
-    after = execution.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
+    after = folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
     assert after.path != before.path
     assert after.status() == "new"
 

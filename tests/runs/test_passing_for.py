@@ -14,6 +14,7 @@ import pytest
 from fedbench.core import source
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import execution, fingerprint
+from fedbench.runs.folder import folder_of
 from tests.helpers.codes import forget
 from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
@@ -48,12 +49,12 @@ def test_a_run_s_folder_does_not_pass_for_that_of_other_samples(tmp_path: Path) 
     run = config(tmp_path, "method=local")
     made = execution.execute(run).folder
     other = config(tmp_path, "method=local", "dataset.limit=199")
-    shutil.move(made, execution.folder_of(other).path)
+    shutil.move(made, folder_of(other).path)
     with pytest.raises(FedbenchError, match="belongs to another configuration; delete"):
         execution.execute(other)
-    shutil.move(execution.folder_of(other).path, made)
+    shutil.move(folder_of(other).path, made)
     row = execution.execute(run).row
-    renamed = execution.folder_of(run)
+    renamed = folder_of(run)
     renamed.data = "0" * 12  # as if the samples were others: the folder's name holds six of these digits
     with pytest.raises(FedbenchError, match="was made with other samples; delete"):
         renamed.result()
@@ -68,13 +69,13 @@ def test_hashes_that_were_lost_are_no_reason_to_trust(
         interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
-    file = execution.folder_of(run).path / "code.txt"
+    file = folder_of(run).path / "code.txt"
     whole = file.read_bytes()
     for damaged in (None, whole[: whole.index(b" engine")], whole.replace(b" ", b"\n", 1), whole[::-1]):
         file.unlink(missing_ok=True)
         if damaged is not None:
             file.write_bytes(damaged)
-        assert fingerprint.changed(execution.folder_of(run).code, fingerprint.code_of(run)), damaged
+        assert fingerprint.changed(folder_of(run).code, fingerprint.code_of(run)), damaged
     with caplog.at_level(logging.WARNING, "fedbench"):
         made = execution.execute(run)
     assert "was begun by other code (code.txt changed since)" in caplog.text

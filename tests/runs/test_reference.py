@@ -9,6 +9,7 @@ import pytest
 from fedbench.metrics import Floats
 from fedbench.runs import execution
 from fedbench.runs.config import RunConfig
+from fedbench.runs.folder import folder_of
 from tests.helpers.runs import config
 
 
@@ -45,12 +46,12 @@ def test_what_another_process_compared_meanwhile_is_not_written_again(
 
     def while_another_compares(asked: RunConfig) -> tuple[Floats | None, str]:
         monkeypatch.setattr(execution, "local_reference", reference)
-        execution.compared(asked, execution.folder_of(asked))
+        execution.compared(asked, folder_of(asked))
         stamps.append(stamp())
         return reference(asked)
 
     stamps: list[int] = []
-    stamp = lambda: (execution.folder_of(run).path / "result.json").stat().st_mtime_ns  # noqa: E731
+    stamp = lambda: (folder_of(run).path / "result.json").stat().st_mtime_ns  # noqa: E731
     monkeypatch.setattr(execution, "local_reference", while_another_compares)
-    assert execution.compared(run, execution.folder_of(run))["local_key"]
+    assert execution.compared(run, folder_of(run))["local_key"]
     assert stamps == [stamp()]

@@ -32,7 +32,7 @@ from fedbench.metrics import Tally
 from fedbench.runs import building, execution, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain
-from fedbench.runs.folder import CODE, RunFolder
+from fedbench.runs.folder import CODE, RunFolder, folder_of, labels_of
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
 from tests.helpers.tiers import sampled
@@ -269,7 +269,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     """As in a parallel sweep; the other one dies here, so this one has to make it."""
     chosen = config(tmp_path, "method=fedavg")
     assert chosen.local is not None
-    reference = execution.folder_of(chosen.local)
+    reference = folder_of(chosen.local)
     holder = (
         "import time; from pathlib import Path; from fedbench.core.locks import FolderLock\n"
         f"lock = FolderLock(Path({str(reference.path)!r})); lock.acquire(); print('held', flush=True); time.sleep(60)"
@@ -521,7 +521,7 @@ def test_the_command_killed_and_given_again_ends_as_if_it_had_not_been(tmp_path:
 
 
 def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
-    folder = run.RunFolder(tmp_path, "0" * 16, execution.labels_of(config(tmp_path)))
+    folder = run.RunFolder(tmp_path, "0" * 16, labels_of(config(tmp_path)))
     with pytest.raises(ValueError, match="broken"), folder, folder.noting_failure():
         raise ValueError("broken\nfor a reason")
     assert folder.failure() == "ValueError: broken for a reason"
