@@ -227,32 +227,14 @@ def varied() -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-def _without_fixed(config: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the config of a method's YAML without the parameters that nothing varies."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        inner = isinstance(value, Mapping) and "name" not in value
-        if inner:
-            found[key] = {each: part for each, part in value.items() if (method, f"{key}.{each}") in varied()}
-        elif key == "base" or (method, key) in varied():
-            found[key] = value
-    return found
-
-
 def presets() -> Listing:
-    """List each YAML's values, of a variant its differences from the method's own; each part has a row.
-
-    fedbench's own methods are listed without parameters that nothing varies, which are in the YAML.
-    """
+    """List each YAML's values, of a variant its differences from the method's own; each part has a row."""
     rows = []
     for name in usable("method"):
         config = groups.plain_option("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
         parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value}
-        if groups.registry("method").get(usual).__module__.startswith(f"{OWN}."):
-            config = _without_fixed(config, usual)
-            parts = {key: config[key] for key in parts if config[key]}
         whole = {key: value for key, value in config.items() if key not in parts}
         changes = groups.different(config, groups.plain_option("method", usual)) if variant else {}
         shown = (groups.parameters(changes, hidden=()) if variant else groups.parameters(whole)) or "-"
@@ -264,7 +246,7 @@ def presets() -> Listing:
         for key, part in ({} if variant else parts).items():
             theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
             rows.append({"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs})
-    title = "Parameters that a table, board or preset varies, each a key (method.mu=1); conf/method/ has the others"
+    title = "Parameters of methods, each a key (method.mu=1); conf/method/ explains them"
     return Listing(title, rows)
 
 

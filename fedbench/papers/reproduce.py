@@ -304,7 +304,7 @@ def _undecidable(plan: Plan) -> Iterator[str]:
             span = " to ".join(dict.fromkeys(f"{number:.0f}" for number in (numbers[0], numbers[-1])))
             cells = named(plan, [runs for runs, _ in found])
             yield (
-                f"undecidable, as no outcome could be equivalent: {metric.label} of {cells}; {span} seeds"
+                f"undecidable with these seeds, whatever the outcome: {metric.label} of {cells}; {span} seeds"
                 f"{'' if ours else ' on both sides'} could decide"
             )
 

@@ -212,9 +212,10 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 
 
 def test_whole_floats_are_told_with_the_number_of_classes(told: Callable[..., list[str]]) -> None:
-    (said,) = told(x=X, y=np.tile([20.0, 30.0, 41.0], 4))
+    said, classes = told(x=X, y=np.tile([20.0, 30.0, 41.0], 4))
     assert "mine.npz" in said
     assert "taken for 3 classes" in said
+    assert classes.endswith("classes 0 to 2 are the labels 20, 30, 41")
 
 
 def test_numbers_of_tokens_are_told(told: Callable[..., list[str]]) -> None:
@@ -251,7 +252,8 @@ def test_what_an_image_loses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Image.new("RGB", (400, 10), (50, 0, 0)).save(folder / "a" / "long.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 255)).save(folder / "a" / "opaque.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 0)).save(folder / "b" / "clear.png")
-    squeezed, transparent = sorted(said_of(ImageFolder(path=str(folder)), caplog), key=lambda each: "transp" in each)
+    squeezed, transparent, classes = said_of(ImageFolder(path=str(folder)), caplog)
+    assert classes.endswith("classes 0 to 1 are the labels a, b")
     for said, file in ((squeezed, "a/long.png"), (transparent, "b/clear.png")):
         assert f"pictures: 1 of 13 images, the first {file}, are " in said
     assert "squeezed" in squeezed

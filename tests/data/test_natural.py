@@ -653,6 +653,19 @@ def test_rows_that_are_not_under_their_names_are_refused(rows: str, said: str, t
         OwnTable(path=str(tmp_path / "sites.csv"), target="ill").load()
 
 
+def test_codes_of_a_csv_are_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As they are in a data frame: the label 007 is not 7, and ZIP codes are no quantities."""
+    codes = {"ill": np.resize(["7", "007", "10"], len(X)), "zip": np.resize(["01067", "10115"], len(X))}
+    path = csv(tmp_path, **codes)
+    found = OwnTable(path=path, target="ill", client="site").load()
+    assert found.classes == 3
+    assert found.columns[found.inputs.index("zip")] == ("01067", "10115")
+    assert found.columns[0] == ()
+    assert f"{path}: classes 0 to 2 are the labels 007, 10, 7" in [each.getMessage() for each in caplog.records]
+    plain = OwnTable(path=csv(tmp_path, ill=np.resize([7, 8], len(X))), target="ill", client="site").load()
+    assert plain.classes == 2
+
+
 def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
     for comma in ";|\t":
         frame().to_csv(tmp_path / "semi.csv", index=False, sep=comma)

@@ -38,6 +38,7 @@ EXACT = 2**53  # whole numbers up to it are told apart as floats
 EXACT_32 = 2**24  # and as float32, in which samples are kept
 LOST = 1e-5  # share of a column's range by which float32 may change a number
 PIXELS = 255  # whole numbers that span more are no pixels
+CLASSES = 10  # that a line names
 MISSING = ("", "nan", "none", "<na>")  # what a label that is missing becomes as a word
 WORDS = 8  # token numbers of a sample, at least
 LIKE = 10  # times the largest number of a column at which another column holds the same kind of thing
@@ -106,7 +107,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(self.place) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said7", files)
+        return source_key(f"{self.name}{self.variant}-said8", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
@@ -482,8 +483,10 @@ def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
 
 
 def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
-    """Return doubts about the classes `names` of samples with labels `y`; the first `count` are for training."""
-    said = []
+    """Return names and doubts about the classes `names` of samples with labels `y`; the first `count` train."""
+    numbered = len(names) < 2 or names.tolist() == [*range(len(names))]  # or a quantity, which has one class
+    shown = ", ".join(map(str, names[:CLASSES].tolist())) + ", ..." * (len(names) > CLASSES)
+    said = [] if numbered else [f"classes 0 to {len(names) - 1} are the labels {shown}"]
     if len(names) > max(2, len(y) // 2):
         taken = f"{len(y)} samples have {len(names)} different labels, each taken for a class"
         said.append(f"{taken}; dataset.task=regression: for a quantity" if names.dtype.kind in "iuf" else taken)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 100  # different words of a column that are taken for categories
 NAMED = 6  # columns that a line names
+CODE = "0[0-9]+"  # 007 is no 7
 WRITTEN = {  # what is no category, by the form of its words
     "dates": r"(\d{4}[-./]\d\d?[-./]\d\d?|\d\d?[-./]\d\d?[-./]\d{4})(\D.*)?",
     "times": r"\d\d?:\d\d(:.*)?|-?\d+ days?( [\d:.]+)?",
@@ -103,7 +104,7 @@ class OwnTable(OwnData):
     def _frame(self, path: Path) -> pd.DataFrame:
         import pandas as pd
 
-        names = {name: str for name in (self.client, self.split) if name is not None}  # 007 is no 7
+        names = {name: str for name in (self.client, self.split) if name is not None}
         try:
             if path.suffix.lower() == ".parquet":
                 return pd.read_parquet(path)
@@ -119,7 +120,10 @@ class OwnTable(OwnData):
                 raise ValueError(f"several columns '{twice[0]}'")
             if header and rows and len(rows[0]) > len(header):
                 raise ValueError(f"{len(rows[0])} fields below {len(header)} names")
-            return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
+            frame = pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
+            words = pd.read_csv(path, sep=comma, dtype=str, encoding="utf-8-sig")
+            codes = [name for name in frame if words[name].str.fullmatch(CODE).any()]
+            return frame.assign(**words[codes])
         except ImportError as error:
             raise FedbenchError(
                 f"{path}: .parquet is read by pyarrow: pip install 'fedbench-harness[parquet]', or write a .csv"
@@ -151,7 +155,7 @@ class OwnTable(OwnData):
                         f"dataset.drop=[{name}], or dataset.categories=[{name}]"
                     )
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
-            codes = any(re.fullmatch("0[0-9]+", word) for word in words.tolist())  # 007 is no 7
+            codes = any(re.fullmatch(CODE, word) for word in words.tolist())
             if numbers.any() and numbers.all() and not codes:  # as words, such as decimals
                 return self._numbers(column, name), []
             if 2 * numbers.sum() > len(words) and not codes:
