@@ -453,6 +453,16 @@ def test_validation_samples_without_clients_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_images_bring_a_convolution_if_they_are_large_enough() -> None:
+    y = np.arange(60) % 2
+    for size, label in ((15, "mlp200x200"), (16, "lenet5")):
+        x = np.random.default_rng(0).integers(0, 255, (60, size, size, 3), np.uint8)
+        run = fedbench.run(*SHORT, "partition=homo", data=(x, y))
+        assert run.row["model"] == label
+    named = fedbench.run(*SHORT, "partition=homo", "model=lenet5", data=(x, y))
+    assert named.row["key"] == run.row["key"]
+
+
 def test_tokens_bring_an_embedding_and_series_a_convolution(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     y = np.arange(60) % 2
     tokens = RNG.integers(1, 5000, (60, 12))

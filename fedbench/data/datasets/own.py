@@ -39,6 +39,7 @@ EXACT_32 = 2**24  # and as float32, in which samples are kept
 LOST = 1e-5  # share of a column's range by which float32 may change a number
 PIXELS = 255  # whole numbers that span more are no pixels
 CLASSES = 10  # that a line names
+LENET5 = 16  # pixels of height and width that this network needs
 MISSING = ("", "nan", "none", "<na>")  # what a label that is missing becomes as a word
 WORDS = 8  # token numbers of a sample, at least
 LIKE = 10  # times the largest number of a column at which another column holds the same kind of thing
@@ -167,6 +168,8 @@ class Npz(OwnData):
         arrays = self._arrays()
         if "tokens" in arrays:
             return {"name": "embedding", "vocabulary": int(arrays["tokens"][0])}
+        if arrays["kind"][0] == "image" and min(arrays["x"].shape[2:]) >= LENET5:
+            return {"name": "lenet5"}
         return {"name": "cnn1d" if arrays["kind"][0] == "series" else self.model}
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
