@@ -120,10 +120,9 @@ class OwnTable(OwnData):
                 raise ValueError(f"several columns '{twice[0]}'")
             if header and rows and len(rows[0]) > len(header):
                 raise ValueError(f"{len(rows[0])} fields below {len(header)} names")
-            frame = pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
             words = pd.read_csv(path, sep=comma, dtype=str, encoding="utf-8-sig")
-            codes = [name for name in frame if words[name].str.fullmatch(CODE).any()]
-            return frame.assign(**words[codes])
+            names |= {str(name): str for name in words if words[name].str.fullmatch(CODE).any()}
+            return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
         except ImportError as error:
             raise FedbenchError(
                 f"{path}: .parquet is read by pyarrow: pip install 'fedbench-harness[parquet]', or write a .csv"
