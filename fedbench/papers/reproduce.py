@@ -23,7 +23,7 @@ from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.locks import held
 from fedbench.core.signals import Stopped
-from fedbench.papers import published, recorded, render, spec, store, summary, verdict
+from fedbench.papers import measures, published, recorded, render, spec, store, summary, verdict
 from fedbench.papers.recorded import RunCounts
 from fedbench.papers.selection import Selection
 from fedbench.papers.spec import TableSpec
@@ -265,7 +265,8 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
         return
     blank, shown = [], set()
     for row, column, metric in table.places():
-        if column.label in table.parts:
+        gain = measures.build(metric.measured(row, column)).reads_local
+        if column.label in table.parts or (gain and "method=local" in row.overrides):  # no gain over itself
             continue
         if value := table.published(row, column, metric):
             shown.add(value)

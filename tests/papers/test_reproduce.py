@@ -234,6 +234,7 @@ def test_a_dry_run_says_which_published_values_are_missing() -> None:
     table = spec.load_spec("fedrema_t4")
     assert list(reproduce._mirrored(table)) == []
     assert list(reproduce._mirrored(spec.load_spec("fedrema_t1_open"))) == []  # whose values another table has
+    assert list(reproduce._mirrored(spec.load_spec("fedcollab_t1"))) == []  # where Local has no gain over itself
     first, *rest = table.rows
     other = dataclasses.replace(table, rows=(dataclasses.replace(first, label="Mine"), *rest))
     lines = list(reproduce._mirrored(other))
