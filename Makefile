@@ -118,7 +118,6 @@ leaderboard-mini: $(INSTALLED) ## the same machinery on digits (a quarter of an 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench redraw results
 	$(BIN)/python scripts/by_client.py
-	$(BIN)/python -m fedbench figure all render=true
 	$(BIN)/python -m fedbench plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
 report: $(INSTALLED) ## write results/index.html: leaderboards, papers, and every filled table with its curves, on one page

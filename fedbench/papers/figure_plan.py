@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -306,21 +307,18 @@ def files_of_figure(place: Path) -> Archive:
     return store.files_of(place.parent, "figures")
 
 
-def place_of_figure(folder: Path, name: str, scale: str = PAPER) -> Path | None:
-    """Return where the figure is kept at `scale`, or at the scale nearest the paper's (no suffix); None if nowhere."""
-    places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
-    return next((place for place in places if files_of_figure(place).has(f"{place.name}.json")), None)
-
-
-def drawn_figures(folder: Path) -> list[Drawn]:
-    """Return every drawn figure at the scale nearest the paper's, by paper."""
-    places = [place_of_figure(folder, spec.name) for spec in ordered_specs()]
-    return [load_figure(place)[0] for place in places if place is not None]
+def drawn_places(folder: Path) -> list[Path]:
+    """Return where every drawn figure is kept (no suffix), at the scale nearest the paper's, by paper."""
+    found = dict[str, Path]()
+    for spec, scale in itertools.product(ordered_specs(), SETTINGS):
+        if files_of_figure(place := folder / scale / spec.name).has(f"{spec.name}.json"):
+            found.setdefault(spec.name, place)
+    return [*found.values()]
 
 
 def write_overview(folder: Path) -> None:
     """Write README.md of a folder of figures."""
-    if found := drawn_figures(folder):
+    if found := [load_figure(place)[0] for place in drawn_places(folder)]:
         write_text(folder / "README.md", overview_text(found))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, Diverged, UnknownName, unknown
-from fedbench.core.files import make_folder, write_text
+from fedbench.core.files import make_folder
 from fedbench.core.locks import held
 from fedbench.papers.reproduce import launcher_of, make_runs, select
 from fedbench.runs.progress import Output, amount, rough_seconds
@@ -30,7 +30,6 @@ usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
   results=results      the board goes to RESULTS/leaderboard/NAME/; the runs themselves go to runs_dir
   retry=false          true: run failed trials again
   dry_run=false        true, or --dry-run: measure a step of every row, show hours, and stop
-  render=false         true: draw the board again from its stored rows
 
 A board runs as declared. Other settings are allowed only if they change no result, such as runs_dir=DIR hardware=cpu.
 The same command again runs what is missing, and what other code made.
@@ -38,7 +37,7 @@ The same command again runs what is missing, and what other code made.
 Exit code: 0, every selected row is there; 3, some are missing; 2, refused; 1, a defect of the program; 130 and 143,
 stopped.
 """
-KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run", "render")
+KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run")
 NAMED = 3  # rows that a line about what is missing names
 
 
@@ -68,7 +67,7 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
-    if not selection.render and (unfinished := fill_board(ledger, selection, rows)):
+    if unfinished := fill_board(ledger, selection, rows):
         print(f"incomplete: {unfinished}", file=sys.stderr)
         return INCOMPLETE
     return conclude_board(ledger, selection.results, selection.seeds, rows)
@@ -78,11 +77,8 @@ def conclude_board(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows
     """Draw the board, print the missing ones of the selected rows and seeds, and return the exit code."""
     from fedbench.papers import standings, store
 
-    if not ledger.lines:
-        raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
-    page, drawn = ledger.folder / standings.PAGE, standings.read_standings(ledger.folder)
-    write_text(page, standings.standings_markdown(drawn))
-    print(f"{page}: {amount(drawn.runs, 'run')}, {drawn.cost:.2f} hours by their clocks")
+    drawn = standings.draw(ledger.folder)
+    print(f"{ledger.folder / standings.PAGE}: {amount(drawn.runs, 'run')}, {drawn.cost:.2f} hours by their clocks")
     if store.table_folders(results):  # a page has one at least
         print(f"with all tables on one page: python -m fedbench report {results}")
     lacking, board = dict[str, list[str]](), ledger.board

@@ -47,7 +47,6 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   results=results      the folder of the filled table; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
-  render=false         true: draw the table again from its files, without reading runs
   formats=csv,tex      csv adds cells.csv (every value) and the table's tests, tex adds table.tex
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. The table then
@@ -68,20 +67,20 @@ usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
   jobs=N               runs at once (default: one a core, on a GPU one)
   results=results      the figures go to DIR/figures/SCALE/; the runs themselves go to runs_dir
   dry_run=false        true, or --dry-run: show what is to be run and stop
-  render=false         true: draw again from the stored arrays, without reading runs
   formats=svg,png      also pdf
 
 Everything else is an override of every run, and the caption names it: protocol.rounds=5 hardware=cpu runs_dir=DIR.
 The same command again runs only what is missing.
 """
 REDRAW_HELP = """\
-usage: python -m fedbench redraw [RESULTS] [formats=csv,tex]
+usage: python -m fedbench redraw [RESULTS] [formats=csv,tex,pdf]
 
-Draw every filled table below RESULTS (default: results) again from its files, as table.md. csv adds cells.csv (every
-value) and the tests that a table allows, tex adds table.tex.
+Draw every filled table, leaderboard and figure below RESULTS (default: results) again from its files, without runs:
+tables and leaderboards as Markdown, figures as svg and png. csv adds cells.csv (every value) and the tests that a table
+allows, tex adds table.tex, pdf draws figures as pdf.
 """
 LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
-COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
+COMMON = ("scale", "seeds", "jobs", "results", "dry_run")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
 FIGURE_KEYS = (*COMMON, "formats")
 ELSEWHERE = "another process is running it, or was stopped; the same command resumes"
@@ -168,14 +167,8 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 def reproduce(selection: Selection) -> int:
     """Plan, run, fill and draw one table; return INCOMPLETE if a selected cell is missing, else OK."""
     launcher, at_once = launcher_of(selection)
-    formats = render.formats_of(selection.formats)
+    render.formats_of(selection.formats)  # refuses an unknown one before anything runs
     planned, folder = plan_of(selection)
-    if selection.render:
-        if not (folder / store.ARCHIVE).is_file():
-            raise FedbenchError(f"there is no filled table in {folder}; the command without render=true fills it")
-        render.write_drawings(folder, formats)
-        print(f"cells drawn again: {folder / 'table.md'}")
-        return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
     announce(planned, missing, at_once, folder)
     if selection.dry_run:
@@ -343,26 +336,39 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
 
 
 def redraw_command(arguments: Sequence[str]) -> int:
-    """Draw all filled tables again without training, and count their verdicts; return the exit code."""
+    """Draw what is below a folder of results again without training, and count verdicts; return the exit code."""
     if asks_for_help(arguments):
         print(REDRAW_HELP, end="")
         return OK
+    from fedbench.papers import figure_plan, standings
+    from fedbench.plots import style
+
     given, others, places = split_arguments(arguments, ("formats",))
     if others:
         raise unknown("option", others[0].partition("=")[0], ["formats"])
-    formats = render.formats_of(given["formats"].split(",")) if given else ()
+    formats = given["formats"].split(",") if given else []
+    of_tables = render.formats_of(each for each in formats if each not in style.FORMATS)
+    of_figures = tuple(each for each in formats if each in style.FORMATS)
     if len(places) > 1:
         raise ConfigError(f"redraw takes one folder of results, got {' '.join(places)}")
     results = places[0] if places else "results"
-    folders = store.table_folders(results)
+    folders, boards = store.table_folders(results), standings.board_folders(results)
+    figures = figure_plan.drawn_places(Path(results) / "figures")
+    if not (folders or boards or figures):
+        raise FedbenchError(f"nothing is filled below {results}; python -m fedbench reproduce table=NAME fills a table")
     behind = RunCounts()
-    if not folders:
-        raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
     for folder in folders.values():
-        behind += render.write_drawings(folder, formats)[1]
+        behind += render.write_drawings(folder, of_tables)[1]
         print(folder)
-    summary.write_summary(Path(results))
-    print(behind)
+    for folder in boards:
+        standings.draw(folder)
+        print(folder)
+    for place in figures:
+        print(figure_plan.redraw(place, *([of_figures] if of_figures else [])).mirrors)
+    figure_plan.write_overview(Path(results) / "figures")
+    if folders:
+        summary.write_summary(Path(results))
+        print(behind)
     return OK
 
 
@@ -389,7 +395,7 @@ def figure_command(arguments: Sequence[str]) -> int:
     specs = plan.ordered_specs() if "all" in names else [plan.load_figure_spec(name) for name in names]
     selection = replace(selection, figures=tuple(spec.name for spec in specs))
     folder = Path(selection.results) / "figures"
-    return _redraw_figures(selection, folder) if selection.render else _make_figures(selection, folder)
+    return _make_figures(selection, folder)
 
 
 def _make_figures(selection: Selection, folder: Path) -> int:
@@ -444,21 +450,6 @@ def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
     drawn = plan.save_figure(folder, current, arrays.collect(current), current.selection.formats)
     print(f"{drawn.mirrors} ({drawn.scale}): {folder / drawn.scale / drawn.name}")
     return True
-
-
-def _redraw_figures(selection: Selection, folder: Path) -> int:
-    """Draw figures again from their stored arrays."""
-    from fedbench.papers import figure_plan as plan
-
-    places = {name: plan.place_of_figure(folder, name, selection.scale) for name in selection.figures}
-    if lacking := [name for name, place in places.items() if place is None]:
-        scale = plan.QUICK if selection.scale == plan.PAPER else selection.scale
-        how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} runs them"
-        print(f"missing below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
-    for place in filter(None, places.values()):
-        print(plan.redraw(place, selection.formats).mirrors)
-    plan.write_overview(folder)
-    return 1 if lacking else OK
 
 
 # The runs of both, and of leaderboards.

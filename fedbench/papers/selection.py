@@ -107,7 +107,6 @@ class Selection(Component):
     results: str = "results"
     retry: bool = False
     dry_run: bool = False
-    render: bool = False
     formats: tuple[str, ...] = ()  # (): svg and png for a figure, only Markdown for a table
 
     def selects(self, row: RowSpec, column: ColumnSpec) -> bool:

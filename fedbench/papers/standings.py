@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.files import write_text
 from fedbench.core.markdown import markdown as table_of
 from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
@@ -320,6 +321,13 @@ def rules(drawn: Standings) -> Iterator[str]:
     yield from board["notes"]
     for name, why in board["without"].items():
         yield f"Left out: {name} ({why})."
+
+
+def draw(folder: Path) -> Standings:
+    """Write the page of the board whose rows are in `folder`; return what it shows."""
+    drawn = read_standings(folder)
+    write_text(folder / PAGE, standings_markdown(drawn))
+    return drawn
 
 
 def standings_markdown(drawn: Standings) -> str:

@@ -184,7 +184,6 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
             (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
             (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
             (["scale=quick"], "table"),
-            (["table=fedcollab_t1", "render=true", "results=none"], "no filled table in none/tables/fedcollab_t1;"),
             (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: give the number of runs at once"),
             (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "(joblib: launcher.n_jobs)"),
             (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
@@ -214,7 +213,7 @@ def test_without_a_filled_table_nothing_is_drawn_again(tmp_path: Path, capsys: p
     assert program.main(["redraw", str(tmp_path / "none")]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith(f"error: no filled table below {tmp_path / 'none'}; ")
+    assert said.err.startswith(f"error: nothing is filled below {tmp_path / 'none'}; ")
     assert not any(tmp_path.iterdir())
 
 

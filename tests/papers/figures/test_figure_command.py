@@ -49,7 +49,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     page = (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
     assert f"| {drawn.claim} | at a small scale | digits with protocol.local.epochs=1; 1 seed |" in page
     before = (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes()
-    assert program.main(["figure", "fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
+    assert program.main(["redraw", str(tmp_path)]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     plan.files_of_figure(place).place.write_bytes(b"other")
     with pytest.raises(Damaged, match=r"rm .*figures/quick/figures.zip"):
@@ -76,23 +76,11 @@ def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
     return dataclasses.replace(whole, name=name, settings={"quick": setting})
 
 
-def test_a_figure_that_was_not_made_says_which_command_makes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}"]) == 1
-    assert "python -m fedbench figure fedsac_f7 scale=quick runs them" in capsys.readouterr().err
-
-
-def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else at the one nearest the paper's."""
+def test_a_figure_is_drawn_again_at_the_scale_nearest_the_papers(tmp_path: Path) -> None:
     for scale in ("open", "quick"):
         (tmp_path / scale).mkdir()
         plan.files_of_figure(tmp_path / scale / "fedsac_f7").write({"fedsac_f7.json": b""})
-    places = [plan.place_of_figure(tmp_path, "fedsac_f7", *scale) for scale in ([], ["open"], ["quick"])]
-    assert places == [tmp_path / scale / "fedsac_f7" for scale in ("open", "open", "quick")]
-    results = f"results={tmp_path}"
-    assert program.main(["figure", "fedsac_f7", "render=true", "scale=open", results]) == 1
-    assert "python -m fedbench figure fedsac_f7 scale=open runs them" in capsys.readouterr().err
+    assert plan.drawn_places(tmp_path) == [tmp_path / "open" / "fedsac_f7"]
 
 
 @pytest.mark.slow
@@ -103,7 +91,7 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
         (["scale=quick"], "which figure"),
         (["fedsac_f9"], "nearest: fedsac_f"),
         (["fedsac_f7", "scale=huge"], "quick"),
-        (["fedsac_f7", "scale=half", "render=true"], "unknown scale of figures 'half'"),
+        (["fedsac_f7", "scale=half"], "unknown scale of figures 'half'"),
         (["fedsac_f7", "seeds=0"], "seeds=0"),
         (["fedsac_f7", "scale=quick", "--dry-run", "formats=svg,bmp"], "unknown format 'bmp'; nearest: "),
         (["fedsac_f7", "scale=quick", "protocol.round=3"], "protocol.round"),
@@ -246,7 +234,7 @@ def test_what_cannot_be_drawn_is_told(
 
 def test_committed_figures_are_of_what_is_kept() -> None:
     folder = Path("results/figures")
-    found = plan.drawn_figures(folder)
+    found = [plan.load_figure(place)[0] for place in plan.drawn_places(folder)]
     assert len(found) >= 20
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert page == plan.overview_text(found), "run `make tables`"
@@ -279,7 +267,7 @@ def test_a_figure_is_drawn_again_in_the_formats_that_are_asked_for(
     place.parent.mkdir(parents=True)
     content = {f"{place.name}.npz": as_npz(MADE["fedsac_f7"]), f"{place.name}.json": as_json(asdict(DRAWN))}
     plan.files_of_figure(place).write(content)
-    assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}", *given]) == 0
+    assert program.main(["redraw", str(tmp_path), *given]) == 0
     assert {file.suffix for file in place.parent.glob("fedsac_f7.*")} == kinds
     assert "| `quick/fedsac_f7` |" in (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
 
