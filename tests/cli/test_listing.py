@@ -120,7 +120,7 @@ def test_a_variant_shows_what_it_changes() -> None:
     assert rows["fedsac_similarity"] == "as fedsac, but alpha=0"
     assert rows["fedsac_literal"] == "as fedsac, but similarity=parameters, snap=null"
     assert rows["fedcollab"].startswith("base=fedavg, C=10")
-    assert rows["fedcollab, discriminator.*"].startswith("rounds=200, report=last")
+    assert rows["fedcollab, discriminator.*"].startswith("hidden=200, rounds=200, batch=32")
     assert rows["fedcollab_code"] == (
         "as fedcollab, but inputs=normalised, discriminator.rounds=2000, discriminator.report=best"
     )
