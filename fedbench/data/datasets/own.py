@@ -487,9 +487,10 @@ def _understood(x: NDArray[Any], asked: str, kind: str) -> list[str]:
 
 def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     """Return names and doubts about the classes `names` of samples with labels `y`; the first `count` train."""
-    numbered = len(names) < 2 or names.tolist() == [*range(len(names))]  # or a quantity, which has one class
-    shown = ", ".join(map(str, names[:CLASSES].tolist())) + ", ..." * (len(names) > CLASSES)
-    said = [] if numbered else [f"classes 0 to {len(names) - 1} are the labels {shown}"]
+    words = [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in names.tolist()]
+    numbered = len(words) < 2 or words == [*map(str, range(len(words)))]  # or a quantity, which has one class
+    shown = ", ".join(words[:CLASSES]) + ", ..." * (len(words) > CLASSES)
+    said = [] if numbered else [f"classes 0 to {len(words) - 1} are the labels {shown}"]
     if len(names) > max(2, len(y) // 2):
         taken = f"{len(y)} samples have {len(names)} different labels, each taken for a class"
         said.append(f"{taken}; dataset.task=regression: for a quantity" if names.dtype.kind in "iuf" else taken)
