@@ -98,7 +98,7 @@ class Agreement:
     tau: float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
-    headline_published: bool | None = None
+    headline_published: bool | None = None  # the same of all published rows
     published: int = 0  # rows with a published value
 
 
@@ -121,13 +121,13 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     both = [cell for cell in printed if math.isfinite(cell.mean) and not cell.diverged]
     sign = 1.0 if metric.better == "higher" else -1.0
     ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
-    theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}
-    best = _best(ours), _best(theirs)
+    theirs = {cell.row: sign * cell.published.mean for cell in printed if cell.published}
     compared = table.spec.headline in ours and len(both) > 1
     # The headline row is among the best, and they are not simply all rows.
-    here, there = (table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best)
-    tau = float(stats.kendalltau([*ours.values()], [*theirs.values()]).statistic) if len(both) > 2 else math.nan
-    return Agreement(column.label, metric.name, len(both), tau, best[0], here, there, len(printed))
+    here, there = (table.spec.headline in _best(rows) != (*rows,) if compared else None for rows in (ours, theirs))
+    pairs = [*ours.values()], [theirs[row] for row in ours]
+    tau = float(stats.kendalltau(*pairs).statistic) if len(both) > 2 else math.nan
+    return Agreement(column.label, metric.name, len(both), tau, _best(ours), here, there, len(printed))
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:

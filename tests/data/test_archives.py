@@ -39,9 +39,13 @@ def test_archives_with_and_without_a_top_folder_become_one_folder(
     for name in ("a", "deep/b", "deep/c"):
         (source / name).write_text(name)
     archive = pack(source, tmp_path / "archive", prefix)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o2775)
     unpack(archive, tmp_path / "out" / "data", lambda name: not name.endswith("c"))
     files = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*"))
     assert files == ["data", "data/a", "data/deep", "data/deep/b"]
     assert (tmp_path / "out" / "data" / "deep" / "b").read_text() == "deep/b"
+    modes = [(tmp_path / "out" / name).stat().st_mode & 0o777 for name in files]
+    assert modes == [0o775, 0o664, 0o775, 0o664], "those of the folder"
     with pytest.raises(FileExistsError):
         unpack(archive, tmp_path / "out" / "data")
