@@ -2,8 +2,8 @@
 
 Algorithm 1 (model averaging): the server sends all k models. Client i takes the one with the least loss on its training
 data, argmin_j F_i(theta_j), trains it and returns it with j. The server averages the models returned under each j. The
-models start from independent draws. FedCollab's comparison does not state k; we chose k = 4, its number of client
-types. A client that no round met takes its model in the same way.
+models start from independent draws. A client that no round met takes its model in the same way.
+FedCollab's comparison does not state k. The default is its number of client types, 4; its Table 2 has the validated 3.
 Deviations: averages are weighted by size, as in FedAvg. A client is scored by the model that it would take now. The
 paper's gradient averaging, and layers that all k models share (its FEMNIST), are not here.
 Batch normalisation: each of the k models has its own statistics. Losses are compared in evaluation mode.

@@ -3,7 +3,7 @@
 Eq. 4: client k minimises F_k(w) + mu l_con. For each sample l_con (Eq. 3) = -log [ exp(s_glob / tau) / (exp(s_glob /
 tau) + exp(s_prev / tau)) ]. s_glob and s_prev are the cosine similarities of the representation z(w) to those of the
 received model and of the client's previous local model, which it keeps. Before the client's first round that is the
-initial model, so in the first round of training l_con is the constant log 2.
+initial model, so in round 1 l_con is the constant log 2.
 Deviation: z is the input of the classifier layer. The paper puts a two-layer projection head before it; benchmarks that
 compare models of a given shape leave it out.
 Batch normalisation: running statistics are shared. The two reference models use their own and move none.

@@ -216,7 +216,7 @@ def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
 # said of it); README.md of all.
 
 Arrays = Mapping[str, np.ndarray]
-HEAD = """# Figures of the five papers
+HEAD = """# Figures of the papers
 
 `make figures scale=quick` makes all figures. `make figure-NAME` makes one, at the paper's setting if its data are on
 the machine. `make tables` draws them again from the arrays in `SCALE/figures.zip`. A claim is the paper's, about its

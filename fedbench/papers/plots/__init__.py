@@ -1,1 +1,1 @@
-"""The figures of the five papers, a file for each; arrays as in fedbench.papers.figure_arrays."""
+"""The figures of the papers, a file for each paper; arrays as in fedbench.papers.figure_arrays."""
