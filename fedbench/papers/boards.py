@@ -128,11 +128,6 @@ class BoardTrial:
         """The values by their keys in a run's config."""
         return {f"method.{key}" if key != RATE else "protocol.optimizer.lr": value for key, value in self.values}
 
-    @property
-    def rate(self) -> float | None:
-        """The learning rate, or None for the board's."""
-        return dict(self.values).get(RATE)
-
     def __str__(self) -> str:
         """The values for a reader."""
         return ", ".join(f"{key} {value}" for key, value in self.values) or "default"
@@ -373,7 +368,7 @@ class Ledger:
             keys |= {"protocol.eval_every": self.board.eval_every, "protocol.test.once": True}
             if row != "local" and (local := self.chosen(federation.label, "local")) is not None:
                 default = self._default(federation, "local")[1].protocol.optimizer.lr
-                keys["reference_lr"] = self.board.trials_of("local")[local].rate or default
+                keys["reference_lr"] = dict(self.board.trials_of("local")[local].values).get(RATE, default)
         else:
             keys |= {"protocol.eval_every": stage.rounds, "protocol.test.sets": "validation"}
         overrides, config = self._default(federation, row)

@@ -82,7 +82,7 @@ def _adjusted(found: Sequence[TestT]) -> list[TestT]:
 
 def _by_seed(table: TableResult, row: str, column: str, metric: MetricSpec) -> dict[int, float]:
     cell = table.cell(row, column, metric.name)
-    return {s: v for s, v in zip(cell.seeds, cell.values, strict=True) if math.isfinite(v)}
+    return {s: v for s, v in zip(cell.seeds, cell.values, strict=True) if math.isfinite(v) and not cell.diverged}
 
 
 # How a whole column agrees with the paper: the order of the rows, and whether the paper's method is best.

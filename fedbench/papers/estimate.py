@@ -46,7 +46,7 @@ LOGS = 20e3  # bytes of the other files of a finished run
 class ResourceEstimate(RunTimes):
     """Time, memory and disk of those runs of a plan that can be built."""
 
-    plan: Plan | None = None  # finished runs of the plan give times of others
+    plan: Plan  # whose finished runs give times of others
     seconds: float = 0.0  # seconds of all runs, one after another
     finished: int = 0  # runs estimated by a finished one
     timed: int = 0  # runs estimated by a timed step
@@ -61,7 +61,7 @@ class ResourceEstimate(RunTimes):
         """Count one more run, or note why it cannot be built: it will fail and say so."""
         try:
             setup = self.setup(job.config)
-            seconds = _seconds_of_another_seed(job, self.plan) if self.plan else None
+            seconds = _seconds_of_another_seed(job, self.plan)
             taken = self._timed(job.config, setup) if seconds is None else seconds
         except FedbenchError as error:
             self.unknown.setdefault(str(error), []).append(job.identity)
@@ -146,6 +146,6 @@ def _seconds_of_another_seed(job: Job, plan: Plan) -> float | None:
 def _seconds_taken(job: Job, plan: Plan) -> float | None:
     """Return the seconds of a finished run, or of one that was recorded here."""
     row: Mapping[str, Any] = job.folder.result() if job.finished else {}
-    if not row and plan.stored.provenance and plan.stored.provenance.machine == machine():
+    if not row and (stored := plan.stored.table) and stored.provenance.machine == machine():
         row = plan.stored.rows.get(job.key, {})
     return float(row["seconds_total"]) if row.get("seconds_total") else None

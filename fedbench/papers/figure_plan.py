@@ -155,8 +155,8 @@ class FigurePlan:
         return [*self.runs.missing(), *again]
 
     def keys(self) -> str:
-        """Return a checksum of the keys of its runs."""
-        return checksum(" ".join(job.key for job in self.runs.jobs).encode())
+        """Return a checksum of the keys of its runs, in whatever order the plan has them."""
+        return checksum(" ".join(sorted(job.key for job in self.runs.jobs)).encode())
 
     def command(self) -> str:
         """Return the command line that makes the figure."""

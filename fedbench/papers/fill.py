@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,13 @@ def fill(plan: Plan) -> TableResult:
     return TableResult(plan.spec, tuple(cells), _provenance(plan))
 
 
-def kept_files(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Array], dict[str, Array]]:
+def kept_files(plan: Plan) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]], dict[str, Array], dict[str, Array]]:
     """Return (rows, curves, matrices, clients) of every run that has a result, as `store.save_table` takes them.
 
     Rows are whole result rows, and curves are thinned. A cell has the matrix [N, N] of its first seed with one. A run
     that kept them has the accuracies of its clients [N].
     """
-    rows, curves = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows, curves = list[dict[str, Any]](), list[Mapping[str, Any]]()
     matrices, clients = dict[str, Array](), dict[str, Array]()
     with_matrix = set()
     for row, column, job in _finished(plan):
@@ -45,7 +45,8 @@ def kept_files(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
         else:
             result = dict(plan.stored.rows.get(job.key, {}))
             matrix, accuracies = plan.stored.matrices.get(place), plan.stored.clients.get(place)
-            curves += plan.stored.curve(row, column, job.seed)
+            own = row, column, str(job.seed)
+            curves += (p for p in plan.stored.curves if (p["row"], p["column"], p["seed"]) == own)
         rows.append({**labels, **result})
         if matrix is not None and (row, column) not in with_matrix:
             matrices[place] = matrix
@@ -86,7 +87,8 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
     if not runs.jobs:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
-    found, reasons = list[tuple[float, Job, Job | None]](), list[str]()
+    found, reasons = list[tuple[float, Job, Job | None]](), dict[str, list[str]]()
+    earlier = plan.stored.failures(runs.row, runs.column)
     for job in runs.jobs:
         baseline = runs.baseline_of(job)
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
@@ -94,25 +96,24 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
             half = baseline is not None and len(lacking) == 1  # one of the two was made again, the record is of both
             value = None if half and plan.outdated(runs, job) else plan.value(runs, job, metric)
             if value is None:
-                reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
+                why = lacking[0].failure or earlier.get(job.seed, PENDING)
+                reasons.setdefault(why, []).append(str(job.seed))
                 continue
         else:
             try:
                 value = measure.value(job.run, None if baseline is None else baseline.run)
             except FedbenchError as error:
-                reasons.append(f"seed {job.seed}: {error}")
+                reasons.setdefault(str(error), []).append(str(job.seed))
                 continue
         found.append((value, job, baseline))
-    same = {reason.partition(": ")[2] for reason in reasons}
-    if len(reasons) == len(runs.jobs) and len(same) == 1:
-        reasons = list(same)
+    told = "; ".join(f"seed{'s' * (len(own) > 1)} {', '.join(own)}: {why}" for why, own in reasons.items())
     return replace(
         cell,
         values=tuple(value for value, *_ in found),
         seeds=tuple(job.seed for _, job, _ in found),
         keys=tuple(job.key for _, job, _ in found),
         baselines=tuple(each.key for *_, each in found if each is not None),
-        reason="; ".join(reasons),
+        reason=PENDING if not found and [*reasons] == [PENDING] else told,
     )
 
 
@@ -138,9 +139,9 @@ def _provenance(plan: Plan) -> Provenance:
     commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
     made, today = [job.folder.environment() for job in runs], dt.datetime.now(dt.timezone.utc).isoformat()
     machines, dates = {machine(each) for each in made}, [each.get("started", today)[:10] for each in made]
-    if recorded and (stored := plan.stored.provenance):
-        machines |= {*stored.machine.split("; ")}
-        dates.append(stored.date)
+    if recorded and (stored := plan.stored.table):
+        machines |= {*stored.provenance.machine.split("; ")}
+        dates.append(stored.provenance.date)
     return replace(
         plan.provenance,
         machine="; ".join(sorted(machines)) or machine(),

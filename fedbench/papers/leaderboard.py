@@ -134,27 +134,27 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int
     """
     from fedbench.engine.hooks import HookError
     from fedbench.papers.boards import BoardTrial, stages
-    from fedbench.papers.estimate import START, STARTED, ResourceEstimate
-    from fedbench.runs.estimate import contention
+    from fedbench.papers.estimate import START, STARTED
+    from fedbench.runs.estimate import RunTimes, contention
 
-    board, total, runs = ledger.board, ResourceEstimate(), 0
+    board, times, total, runs = ledger.board, RunTimes(), 0.0, 0
     for row in rows or board.all_rows:
         taken, reason = 0.0, ""
         for stage, federation in product(stages(board, seeds), board.federations):
             if not board.has(federation, row):
                 continue
-            times = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)
+            count = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)
             job = ledger.job(stage, federation, row, BoardTrial(0), stage.seeds[0])
-            times -= ledger.recorded(stage, federation, row, job.folder.today)
+            count -= ledger.recorded(stage, federation, row, job.folder.today)
             try:
-                if times > 0:
-                    taken, runs = taken + times * (total.timed_as_it_is(job.config) + STARTED), runs + times
+                if count > 0:
+                    taken, runs = taken + count * (times.timed_as_it_is(job.config) + STARTED), runs + count
             except (ConfigError, UnknownName, Diverged, HookError) as error:
                 reason = str(error)
         yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
-        total.seconds += taken
+        total += taken
     yield (
-        f"{amount(runs, 'run')}, about {total.seconds / 3600:.1f} hours of one core and "
-        f"{rough_seconds(contention() * (START + total.seconds / at_once))} here now with {at_once} at once, without "
-        "what servers do"
+        f"{amount(runs, 'run')}, about {total / 3600:.1f} hours of one core and "
+        f"{rough_seconds(contention() * (START + total / at_once))} here now with {at_once} at once, without what "
+        "servers do"
     )

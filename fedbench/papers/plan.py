@@ -111,12 +111,8 @@ def local_reference(job: Job) -> Job:
     if (protocol := changed.pop("protocol", None)) is not None:  # with `reference_lr`: all but its rate is the job's
         changed["protocol.optimizer.lr"] = protocol["optimizer"]["lr"]
     kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
-    return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
-
-
-def _option(value: Any) -> str:
-    """Return a value of a plain config as on a command line, for a group its name."""
-    return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
+    given = {key: value["name"] if isinstance(value, Mapping) else json.dumps(value) for key, value in changed.items()}
+    return Job((*kept, *(f"{key}={text}" for key, text in given.items())), job.config.local)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
@@ -327,12 +323,12 @@ def _cell_runs(
         return cell
     lacking = lacking or selection.unlike_paper(row, column)
     to_run = seeds if cell.selected and not lacking else ()
-    shown = stored.seeds(row, column)
-    if not to_run and not shown:
+    shown, failed = stored.seeds(row, column), stored.failures(row, column)
+    if not (to_run or shown or failed):
         return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
     if lacking and cell.selected and (lost := {*seeds}.difference(shown)):
         cell = replace(cell, reason=f"not run with seeds {', '.join(map(str, sorted(lost)))}: {lacking}")
-    every = sorted({*shown, *to_run})
+    every = sorted({*shown, *failed, *to_run})
     unread = not any(measures.build(each.measured(row, column)).reads_local for each in table.metrics)
     overrides = (*row.overrides, *column.own(row.label), *(("reference=none",) if unread else ()))
     jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)

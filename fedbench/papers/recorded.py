@@ -26,7 +26,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.metrics import fairness
 from fedbench.papers import measures, store
 from fedbench.papers.selection import Selection, compose_cell
-from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 
@@ -62,40 +62,36 @@ class StoredTable:
     # keys of the runs that were compared with another result of Local than the recorded one
     apart: frozenset[str] = frozenset()
 
-    @property
-    def provenance(self) -> store.Provenance | None:
-        """The provenance of the stored table."""
-        return self.table.provenance if self.table else None
-
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
         """Return the seeds for which a cell has a value in any metric; none if the row or column has changed."""
-        return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
+        return tuple(sorted({seed for cell, *_ in self._cells(row, column) for seed in cell.seeds}))
+
+    def failures(self, row: RowSpec, column: ColumnSpec) -> dict[int, str]:
+        """Return why runs of a cell failed, by seed; none if its overrides have changed, as failures have no key."""
+        found = dict[int, str]()
+        for cell, _, line, place in self._cells(row, column):
+            if (line.overrides, place.overrides) == (row.overrides, column.overrides):
+                found |= cell.failures
+        return found
 
     def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str) -> float | None:
         """Return the metric of the run `key`, nan if censored; None if not recorded. `base`: see CellRuns.keys."""
-        for cell in self._cells(row, column):
-            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
-                place = cell.keys.index(key)
-                return cell.values[place] if base == (cell.baselines or cell.keys)[place] else None
+        today = metric.measured(row, column)
+        for cell, old, line, place in self._cells(row, column):
+            if cell.metric == metric.name and key in cell.keys and _alike(old.measured(line, place), today):
+                number = cell.keys.index(key)
+                return cell.values[number] if base == (cell.baselines or cell.keys)[number] else None
         return None
 
-    def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
-        """Return the thinned learning curve of a run, as stored."""
-        return [dict(p) for p in self.curves if (p["row"], p["column"], p["seed"]) == (row, column, str(seed))]
-
-    def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
-        """Return whether the stored values of `metric` in this cell have today's measure; labels do not matter."""
-        today = metric.measured(row, column)
-        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
-            return False
-        return any(old.name == metric.name and _alike(old.measured(*stored), today) for old in self.table.spec.metrics)
-
-    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[store.Cell]:
-        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[tuple[store.Cell, MetricSpec, RowSpec, ColumnSpec]]:
+        """Return the stored cells of these labels, each with its place; none if what no run key covers has changed."""
+        if self.table is None:
             return []
-        if (stored[0].baseline, stored[0].study) != (row.baseline, row.study):  # what no run key covers
-            return []
-        return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
+        spec, covered = self.table.spec, (row.label, row.baseline, row.study)
+        rows = [each for each in spec.rows if (each.label, each.baseline, each.study) == covered]
+        columns = [each for each in spec.columns if each.label == column.label]
+        here = [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
+        return [(cell, spec.metric(cell.metric), *lines) for lines in product(rows, columns) for cell in here]
 
 
 def read_stored(folder: Path) -> StoredTable:
@@ -123,15 +119,6 @@ def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
         return measures.build(old) == wanted
     except FedbenchError:  # a measure, or a parameter, that there no longer is
         return False
-
-
-def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
-    """Return the row and the column of a stored table that have these labels; None if it lacks one."""
-    rows = {each.label: each for each in spec.rows}
-    columns = {each.label: each for each in spec.columns}
-    if row.label not in rows or column.label not in columns:
-        return None
-    return rows[row.label], columns[column.label]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,12 +203,17 @@ class FilledTable:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """One line for each run: its whole result row."""
-        return store.files_of(self.folder).frame(store.ROWS, (*PLACE, *TEXT))
+        return self._frame(store.ROWS, (*PLACE, *TEXT))
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The learning curves behind the cells."""
-        return store.files_of(self.folder).frame(store.CURVES, PLACE)
+        return self._frame(store.CURVES, PLACE)
+
+    def _frame(self, name: str, text: Collection[str]) -> pd.DataFrame:
+        """Return the lines of a file; none of a table of studies, which has no runs."""
+        files = store.files_of(self.folder)
+        return files.frame(name, text) if files.has(name) else frame_of(",".join(PLACE).encode(), text)
 
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:

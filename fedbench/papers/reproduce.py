@@ -376,7 +376,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
 
 
 def figure_command(arguments: Sequence[str]) -> int:
-    """Run and draw figures of a paper; return the exit code, 1 if one could not be made."""
+    """Run and draw figures of a paper; return INCOMPLETE if one could not be made, else OK."""
     if not arguments or asks_for_help(arguments):
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED
@@ -414,7 +414,7 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     failed = sum(not _draw_figure(each, folder) for each in plans)
     plan.write_overview(folder)
     print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
-    return 1 if failed or refused else OK
+    return INCOMPLETE if failed or refused else OK
 
 
 def _figure_plans(selection: Selection) -> list[FigurePlan]:

@@ -55,6 +55,12 @@ class Cell:
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else float("nan")
 
     @property
+    def failures(self) -> dict[int, str]:
+        """Why runs gave no value, by seed, without those that nobody tried."""
+        found = re.findall(r"(?:^|; )seeds? ([\d, ]+): (.*?)(?=; seeds? [\d, ]+: |$)", self.reason)
+        return {int(seed): why for seeds, why in found if why != PENDING for seed in seeds.split(", ")}
+
+    @property
     def diverged(self) -> bool:
         """Return whether a seed diverged. `mean` is then over luckier seeds: it has no verdict and no rank."""
         return f"{Diverged.__name__}: " in self.reason
@@ -174,7 +180,7 @@ def save_table(
     matrices: Arrays | None = None,
     clients: Arrays | None = None,
 ) -> None:
-    """Write table.zip as a whole; parts of it that are not given stay.
+    """Write table.zip as a whole; parts of it that are not given stay, and so does a file that says the same.
 
     `rows` are result rows, `curves` points with row, column, seed, round and acc_on_<set> in percent; `matrices` [N, N]
     and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float16 (three digits) and float32.
@@ -188,12 +194,19 @@ def save_table(
         "circumstances": dataclasses.asdict(table.provenance),
         "cells": [_plain(cell) for cell in table.cells],
     }
-    files = {TABLE: as_json(content)}
-    files |= {name: as_csv(lines) for name, lines in ((ROWS, rows), (CURVES, curves)) if lines}
+    files = {name: as_csv(lines) for name, lines in ((ROWS, rows), (CURVES, curves)) if lines}
     for name, arrays, kind in ((MATRICES, matrices, np.float16), (CLIENTS, clients, np.float32)):
         if arrays:
             files[name] = as_npz({key: np.asarray(each, dtype=kind) for key, each in arrays.items()})
-    files_of(folder).write(files)
+    kept = files_of(folder)
+    if not (kept.has(TABLE) and kept.holds(files) and _said(read_table(folder)) == _said(table)):
+        kept.write({TABLE: as_json(content), **files})
+
+
+def _said(table: TableResult) -> object:
+    """Return what a table says, without what depends on the machine that writes it: why it does not try a run."""
+    made = dataclasses.replace(table.provenance, machine="", commit="", date="", seconds=0.0)  # of its runs, or of now
+    return table.spec, made, [{**_plain(cell), "reason": cell.failures} for cell in table.cells]
 
 
 def files_of(folder: Path, kind: str = "table") -> Archive:

@@ -210,11 +210,8 @@ def commands(table: TableResult) -> Iterator[str]:
 
 def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
     """Return `python -m fedbench reproduce ...` for one cell with its seeds, or the table's if it has none."""
-    chosen = [
-        *_numbers("rows", table.spec.rows, {row}),
-        *_numbers("columns", table.spec.columns, {column}),
-        *(_seeds_text(table, own) if own else []),
-    ]
+    chosen = [*_numbers("rows", table.spec.rows, {row}), *_numbers("columns", table.spec.columns, {column})]
+    chosen += _seeds_text(table, own) if own else []
     return shlex.join(["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen])
 
 

@@ -91,7 +91,7 @@ def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
     published, metric = cell.published, table.spec.metric(cell.metric)
     if published is None or metric.timing or not table.provenance.is_paper_setting:
         return None
-    if (margin := margin_of(table, cell, published)) is None:
+    if (margin := width(cell.metric, published.mean, table.clients_of(cell.column))) is None:
         return None
     known = theirs_of(table, cell, published), margin, _sharing(table, cell)
     bound = bool(published.bound)
@@ -102,14 +102,9 @@ def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
     return Verdict(UNDECIDABLE, text=text, seeds=alone, both=both)
 
 
-def margin_of(table: TableResult, cell: Cell, published: Published) -> float | None:
-    """Return the margin around a published value of the cell's metric; None if it is not known."""
-    return width(cell.metric, published.mean, table.clients_of(cell.column))
-
-
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
     """Return the test of a cell with two values or more against any published value; None if there is no margin."""
-    margin = margin_of(table, cell, published)
+    margin = width(cell.metric, published.mean, table.clients_of(cell.column))
     if margin is None:
         return None
     samples = ours_of(table, cell, cell.values), theirs_of(table, cell, published)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbench.core import files
@@ -43,6 +45,18 @@ def test_what_is_not_given_stays_and_an_equal_archive_is_not_written(tmp_path: P
     assert archive(tmp_path).json("table.json") == {"name": "toy"}
     archive(tmp_path).write(CONTENT)
     assert archive(tmp_path).place.read_bytes() == first
+
+
+def test_equal_arrays_that_are_packed_otherwise_are_not_written(tmp_path: Path) -> None:
+    """As another version of zlib packs them."""
+    found, packed = {"names": np.array(["a"]), "scores": np.array([[0.5, np.nan]])}, io.BytesIO()
+    np.savez(packed, **found)  # type: ignore[arg-type]
+    archive(tmp_path).write({"found.npz": files.as_npz(found)})
+    assert packed.getvalue() != archive(tmp_path).read("found.npz")
+    assert archive(tmp_path).holds({"found.npz": packed.getvalue()})
+    for other in ({**found, "scores": np.array([[0.5, 0.0]])}, {"names": found["names"]}):
+        assert not archive(tmp_path).holds({"found.npz": files.as_npz(other)})
+    assert not archive(tmp_path).holds({"another.npz": packed.getvalue()})
 
 
 def test_an_archive_gives_its_own_content_or_none(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fedbench.cli import program, runs
 from fedbench.config import groups
+from fedbench.config.messages import INCOMPLETE
 from fedbench.core import checked
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
@@ -54,6 +55,15 @@ def test_a_figure_is_made_kept_and_drawn_again(
     plan.files_of_figure(place).place.write_bytes(b"other")
     with pytest.raises(Damaged, match=r"rm .*figures/quick/figures.zip"):
         plan.load_figure(place)
+
+
+def test_a_figure_without_its_runs_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedbench.papers.reproduce.make_runs", lambda *_: None)
+    places = [f"runs_dir={tmp_path / 'runs'}", f"results={tmp_path}"]
+    assert program.main(["figure", "fedrema_f3", *QUICK, *places]) == INCOMPLETE
+    assert "runs are missing" in capsys.readouterr().err
 
 
 def test_what_the_message_about_a_damaged_archive_says_repairs_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +139,13 @@ def test_a_figure_of_one_seed_runs_and_names_one(tmp_path: Path) -> None:
     for whole in ((), (0, 1)):
         one = plan.make_plan(plan.load_figure_spec("fedcollab_f3"), Selection(scale="quick", seeds=whole))
         assert one.runs.seeds == (0,)
+
+
+def test_the_checksum_of_a_figures_runs_knows_no_order(tmp_path: Path) -> None:
+    made = planned("fedcollab_f6", "quick", tmp_path)
+    cells = made.runs.cells
+    turned, fewer = (replace(made, runs=replace(made.runs, cells=some)) for some in (cells[::-1], cells[1:]))
+    assert made.keys() == turned.keys() != fewer.keys()
 
 
 def test_a_figures_runs_are_a_table_to_the_planner() -> None:

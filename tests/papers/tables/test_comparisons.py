@@ -204,6 +204,15 @@ def drawn(seed: int) -> TableResult:
     return TableResult(spec.parse_spec(content), tuple(cells))
 
 
+def test_a_row_that_lost_a_seed_to_divergence_is_compared_with_none() -> None:
+    """Its other seeds are the luckier ones."""
+    table = filled({"A": [3, 4, 5], "B": [1, 2, 3], "C": [1, 2, 4]})
+    why = "seed 3: Diverged: in round 2"
+    cells = tuple(dataclasses.replace(cell, reason=why * (cell.row == "B")) for cell in table.cells)
+    found = comparisons.paired(dataclasses.replace(table, cells=cells), TESTED_METRIC, "A")
+    assert [each.row for each in found] == ["C"]
+
+
 def test_values_whose_seeds_are_not_known_are_paired_with_nothing() -> None:
     whole = drawn(0)
     torn = dataclasses.replace(whole, cells=tuple(dataclasses.replace(each, seeds=()) for each in whole.cells))

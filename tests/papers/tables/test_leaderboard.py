@@ -124,7 +124,7 @@ def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledge
             found = filled.survivors("even", row, rung)
             assert len(found) == len(numbers)
         assert BOARD.trials_of(row)[0] == BoardTrial(0)
-    rates = {BOARD.trials_of(row)[1].rate for row in BOARD.all_rows}
+    rates = {dict(BOARD.trials_of(row)[1].values)["rate"] for row in BOARD.all_rows}
     assert len(rates) == 1, "the same for all, as they name no other range"
 
 

@@ -413,11 +413,11 @@ def test_a_table_says_where_and_when_it_was_made_of_which_commits_and_for_how_lo
         return SimpleNamespace(key=key, study="", finished=bool(commit), folder=folder)
 
     def made(*cells: tuple[list[Any], list[Any]]) -> tuple[str, str, str, float]:
-        line = SimpleNamespace(label="")
+        line, stored = SimpleNamespace(label=""), Provenance(machine="there; here; afar", date="2026-01-03")
         planned: Any = SimpleNamespace(
             cells=[SimpleNamespace(jobs=jobs, baselines=others, row=line, column=line) for jobs, others in cells],
             provenance=Provenance("quick"),
-            stored=SimpleNamespace(rows=rows, provenance=Provenance(machine="there; here; afar", date="2026-01-03")),
+            stored=SimpleNamespace(rows=rows, table=SimpleNamespace(provenance=stored)),
             has=lambda _, job: job.finished or job.key in rows,
         )
         found = fill._provenance(planned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
+from fedbench.core.files import as_json
 from fedbench.papers import fill, plan, render, selection, spec, store
 from fedbench.papers.store import Cell, Provenance, TableResult
 from fedbench.papers.text import fewer_clients
@@ -81,6 +83,42 @@ def test_curves_and_matrices_come_back(table: TableResult, tmp_path: Path) -> No
     for name in (store.MATRICES, store.CLIENTS):
         assert store.read_arrays(tmp_path / "nothing", name) == {}
     assert store.read_rows(tmp_path / "nothing", store.CURVES) == []
+
+
+def test_a_table_that_says_the_same_is_not_written_anew(table: TableResult, tmp_path: Path) -> None:
+    """Elsewhere, later, and without the data: who adds no run to a clone changes no file of it."""
+    rows, clients = [{"row": "A", "key": "a"}], {"A|c|0": np.array([50.0, math.nan])}
+    cells = tuple(replace(cell, reason=f"{cell.reason}; seed 3: not run yet") for cell in table.cells)
+    store.save_table(tmp_path, replace(table, cells=cells), rows, clients=clients)
+    files = store.files_of(tmp_path)
+    content = files.json(store.TABLE)
+    content["spec"]["rows"][0]["note"] = ""  # of an earlier version
+    files.write({store.TABLE: as_json(content)})
+    first = (tmp_path / store.ARCHIVE).read_bytes()
+    elsewhere = replace(MADE, machine="there", commit="def", date="2026-01-01", seconds=4.0)
+    again = replace(table, provenance=elsewhere)
+    store.save_table(tmp_path, again, rows, clients=clients)
+    assert (tmp_path / store.ARCHIVE).read_bytes() == first
+    broken = replace(table.cells[0], reason="seed 2: Diverged: in round 3")
+    other = replace(table.cells[0], values=(1.5, 2.5))
+    renamed = replace(table.spec, title="Another")
+    for changed in (
+        replace(again, cells=(broken, *table.cells[1:])),
+        replace(again, cells=(other, *table.cells[1:])),
+        replace(again, spec=renamed),
+    ):
+        store.save_table(tmp_path, changed, rows, clients=clients)
+        assert store.read_table(tmp_path).provenance == elsewhere
+        files.write({store.TABLE: as_json(content)})
+    store.save_table(tmp_path, again, [{"row": "A", "key": "b"}])
+    assert store.read_table(tmp_path).provenance == elsewhere, "of the run that took the place of another"
+
+
+def test_a_table_of_studies_has_no_lines_of_runs(table: TableResult, tmp_path: Path) -> None:
+    store.save_table(tmp_path, table)
+    shown = render.FilledTable(tmp_path)
+    assert [len(shown.rows), len(shown.curves)] == [0, 0]
+    assert list(shown.rows.columns) == ["row", "column"]
 
 
 def test_curves_are_thinned_to_their_ends() -> None:
