@@ -111,12 +111,8 @@ def local_reference(job: Job) -> Job:
     if (protocol := changed.pop("protocol", None)) is not None:  # with `reference_lr`: all but its rate is the job's
         changed["protocol.optimizer.lr"] = protocol["optimizer"]["lr"]
     kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
-    return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
-
-
-def _option(value: Any) -> str:
-    """Return a value of a plain config as on a command line, for a group its name."""
-    return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
+    texts = {key: each["name"] if isinstance(each, Mapping) else json.dumps(each) for key, each in changed.items()}
+    return Job((*kept, *(f"{key}={text}" for key, text in texts.items())), job.config.local)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
