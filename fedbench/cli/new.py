@@ -74,12 +74,8 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
         filled[path] = re.sub("|".join(words), lambda match: words[match[0]], text)
     if package:
         registry = folder / "__init__.py"
-        filled[registry] = _registered(registry.read_text(encoding="utf-8"), name, f"{package}.{name}:{cls}")
+        text = registry.read_text(encoding="utf-8")
+        entries = list(ENTRY.finditer(text))  # in alphabetical order
+        at = next((each.start() for each in entries if each[1] > name), entries[-1].end())
+        filled[registry] = f'{text[:at]}        "{name}": "{package}.{name}:{cls}",\n{text[at:]}'
     return filled
-
-
-def _registered(text: str, name: str, place: str) -> str:
-    """Return a registry's module with a new entry, in alphabetical order."""
-    entries = list(ENTRY.finditer(text))
-    at = next((each.start() for each in entries if each[1] > name), entries[-1].end())
-    return f'{text[:at]}        "{name}": "{place}",\n{text[at:]}'

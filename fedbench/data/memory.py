@@ -22,6 +22,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.files import make_folder, replacing, write_bytes
 from fedbench.data.formats import WITH_ALPHA
 
+MEMORY = "memory"  # folder of the cache
 ROLES = ("y", "client", "split")  # what may stand behind the samples, in this order
 COLUMNS = dict(zip(ROLES, ("target", "client", "split"), strict=True))  # keys of dataset=table
 NUMBERS = (Real, Decimal)
@@ -130,11 +131,10 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     array = plain(values)
     if array.dtype.kind not in "OTMm":
         return array
-    if name == "x" and array.dtype == object and all(isinstance(each, (Real, np.bool_)) for each in array.flat):
-        return array.astype(np.float64)
     if name == "x":
-        odd = next((each for each in array.flat if not isinstance(each, (Real, np.bool_))), array.reshape(-1)[0])
-        raise ConfigError(f"data: x holds {odd!r}; give numbers, or a table with names of columns")
+        if odd := [each for each in array.flat if not isinstance(each, (Real, np.bool_))]:
+            raise ConfigError(f"data: x holds {odd[0]!r}; give numbers, or a table with names of columns")
+        return array.astype(np.float64)
     missing = np.asarray(pd.isna(array))
     if name == "y" and missing.any():
         raise ConfigError(
@@ -155,5 +155,5 @@ def plain(values: Any) -> NDArray[Any]:
 
 
 def _path(digest: str, ending: str) -> Path:
-    make_folder(folder := cache_dir() / "memory")
+    make_folder(folder := cache_dir() / MEMORY)
     return folder / f"data-{digest[:12]}.{ending}"

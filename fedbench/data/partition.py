@@ -273,7 +273,7 @@ def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> No
     owned = [*map(np.unique, owned)] if assignment.repeats else owned
     for samples in owned if assignment.shared else [np.concatenate(owned)]:
         if len(np.unique(samples)) != len(samples):
-            raise ConfigError(f"partition {label} hands out a sample more than once")
+            raise ConfigError(f"partition {label} hands out a sample more than once; partition.shared=true allows it")
 
 
 def _check_leaks(partition: Partition, samples: int) -> None:
@@ -285,9 +285,8 @@ def _check_leaks(partition: Partition, samples: int) -> None:
         leaked = tests[trainer[tests] >= 0]
         if len(leaked):
             raise ConfigError(
-                f"partition {partition.label} leaks: sample {leaked[0]} is for training on client "
-                f"{trainer[leaked[0]]} and for testing on client {tester}, so it is handed out more than once; a "
-                "sample belongs to one of them"
+                f"partition {partition.label} leaks: sample {leaked[0]} is for training on client {trainer[leaked[0]]} "
+                f"and for testing on client {tester}; a sample belongs to one of them (training samples count first)"
             )
 
 

@@ -223,7 +223,9 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
     made["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
     if not isinstance(given := content.get("groups") or {}, Mapping):
         raise ConfigError(f"{where}: 'groups' must be a mapping")
-    made["groups"] = {name: _group(name, rows, where) for name, rows in given.items()}
+    if bad := [name for name, rows in given.items() if not isinstance(rows, list) or not rows]:
+        raise ConfigError(f"{where}: group '{bad[0]}' must be a list of rows")
+    made["groups"] = {name: tuple(map(str, rows)) for name, rows in given.items()}
     _check_reasons(content, where)
     for name, least in (("published_seeds", 1), ("clients", 0)):
         if type(given := content.get(name, least)) is not int or given < least:
@@ -251,12 +253,6 @@ def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
     for entry, label in zip(entries, labels, strict=True):
         _check_reasons(entry, f"{where}: {key.removesuffix('s')} '{label}'")
     return found
-
-
-def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
-    if not isinstance(patterns, list) or not patterns:
-        raise ConfigError(f"{where}: group '{name}' must be a list of rows")
-    return tuple(map(str, patterns))
 
 
 def _check_reasons(line: Mapping[str, Any], where: str) -> None:

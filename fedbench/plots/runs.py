@@ -46,12 +46,9 @@ def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str
 def _over_rounds(lines: Mapping[str, Sequence[Curve]], column: str) -> tuple[list[float], list[NDArray[Any]]]:
     """Return the rounds X at which a run was scored, and for each line `column` [runs, X], nan where it was not."""
     rounds = sorted({done for each in lines.values() for run in each for done in run["round"]})
-    return rounds, [np.array([_at(run, column, rounds) for run in each]) for each in lines.values()]
-
-
-def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
-    known = dict(zip(run["round"], run.get(column, ()), strict=False))  # of several runs one may not have it
-    return [known.get(done, float("nan")) for done in rounds]
+    # Of several runs one may not have the column.
+    known = [[dict(zip(run["round"], run.get(column, ()), strict=False)) for run in each] for each in lines.values()]
+    return rounds, [np.array([[run.get(done, np.nan) for done in rounds] for run in each]) for each in known]
 
 
 def cost_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:

@@ -270,8 +270,10 @@ class ScoredModels:
                     f"x has the shape {list(given.shape)}; n samples of client {client} have [n, "
                     f"{', '.join(map(str, federation.shape))}]"
                 )
-            if self._tokens and array.size and not (array.min() >= 0 and array.max() < self._tokens):
+            if self._tokens and not np.isin(array, np.arange(self._tokens)).all():
                 raise ConfigError(f"x holds {array.min()} to {array.max()}; token ids are 0 to {self._tokens - 1}")
+            if given.is_floating_point() and given.numel() and 0 < given.max() <= 1 < federation.scale:
+                warn_once(f"x holds nothing above 1, the data up to {federation.scale:g}; give x in the data's units")
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")

@@ -173,8 +173,10 @@ def recall(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
         warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
     if trackers := ", ".join(run.settings.trackers):
         warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
-    if not folder.data:
-        warn_once(f"{folder.path} is shown, but its data are missing or damaged here: it may be of other samples")
+    try:
+        fingerprint.content(run.dataset)
+    except FedbenchError as error:
+        warn_once(f"{folder.path} is shown, but it may be of other samples, as its data cannot be read: {error}")
     return compared(run, folder)
 
 

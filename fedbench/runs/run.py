@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
-from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
 from fedbench.engine.history import COMMON, VALIDATION, History, Labels, measured_columns, seconds_columns
 from fedbench.metrics import (
     RULES,
@@ -187,6 +187,8 @@ class Run:
             number = operator.index(client)
         except TypeError as error:
             raise ConfigError(f"client={client!r} is neither a number nor a name") from error
+        if (names := self.names) and str(number) in names and names[number : number + 1] != [str(number)]:
+            warn_once(f"client={number} counts the clients from 0; client='{number}' is the one of that name")
         from fedbench.runs.building import own_torch
 
         with own_torch():

@@ -401,6 +401,43 @@ def test_new_rows_are_predicted_as_the_table_s_are(tmp_path: Path) -> None:
         run.predict(1, raw[:, :4])
 
 
+def test_words_that_no_training_sample_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of ZIP codes that pandas reads as numbers: they would count as no category without a word."""
+    codes, parts = np.resize(["01067", "10115"], N), np.resize(["train", "train", "test"], N)
+    run = fedbench.run(
+        *SHORT, *table(path := csv(tmp_path, code=codes, part=parts, batch=parts), split="part"), save_models=True
+    )
+    (told,) = [each.getMessage() for each in caplog.records if "no training sample has" in each.getMessage()]
+    assert told.startswith("table-sites, samples not for training: 18 of 18 rows have in column 'batch' a category")
+    caplog.clear()
+    rows = pd.read_csv(path, dtype={"code": str}).query("part == 'train'")
+    found = run.predict("south", rows)
+    assert not caplog.records
+    numbers = rows.assign(code=rows["code"].astype(int))
+    assert (run.predict("south", numbers).scores != found.scores).any()
+    assert f"x: {(rows['code'] == '01067').sum()} of {len(rows)} rows have in column 'code' a category" in caplog.text
+    assert "such as '1067', and count as without one; write categories as in training, such as '01067'" in caplog.text
+    caplog.clear()
+    run.predict("south", [[0, 0, 0, 0, 5, 0]])
+    assert "x: 1 of 1 rows have in column 'code' a category that no training sample has, such as '5.0'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y[:-1], CLIENT),
+        (X, X[:, 0], CLIENT),
+        (frame(), "il", "site"),
+        (frame(ill=None), "ill", "site"),
+        (frame().drop(columns=["x0", "x1", "x2", "x3"]), "ill", "site"),
+    ],
+)
+def test_messages_on_data_in_memory_name_no_file_of_the_cache(data: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedbenchError, match=r"data \(data-[0-9a-f]{12}\)") as caught:
+        fedbench.run(*SHORT, data=data)
+    assert str(tmp_path) not in str(caught.value)
+
+
 def run_data(run: fedbench.Run) -> Dataset:
     return from_plain(run.config).dataset.load()
 

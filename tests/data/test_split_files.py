@@ -165,7 +165,7 @@ def test_malformed_files_are_refused_by_name(tmp_path, arrays, reason):
     with pytest.raises(DataCorrupt, match=reason):
         file(path).label  # noqa: B018 - composing a run asks for it first
     path = write(tmp_path / "gap.npz", train_0=[1], train_2=[2])
-    with pytest.raises(DataCorrupt, match="no 'train_1'"):
+    with pytest.raises(DataCorrupt, match=r"partition\.path has 2 arrays train_<i>, but no 'train_1'"):
         make_partition(file(path), data(), Protocol(), 0)
 
 
@@ -182,7 +182,7 @@ def test_missing_and_damaged_files(tmp_path):
 def test_clients_may_share_samples_if_that_is_said(tmp_path):
     arrays = {"train_0": [1, 2], "train_1": [2, 3], "test_0": [10, 11], "test_1": [10, 11]}
     path = write(tmp_path / "split.npz", **arrays)
-    with pytest.raises(ConfigError, match="more than once"):
+    with pytest.raises(ConfigError, match=r"more than once; partition\.shared=true allows it"):
         make_partition(file(path), data(), Protocol(), 0)
     shared = make_partition(file(path, shared=True), data(), Protocol(), 0)
     assert [part.tolist() for part in shared.test] == [[10, 11]] * 2

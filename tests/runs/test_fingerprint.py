@@ -85,7 +85,8 @@ def test_a_result_is_shown_where_its_data_are_gone(
     else:
         shutil.rmtree(tmp_path / "a")
     assert execution.execute(run).row == made.row
-    assert "its data are missing or damaged here" in caplog.text
+    assert "it may be of other samples, as its data cannot be read: " in caplog.text
+    assert ("is no idx file" if damaged else "is in none of these folders") in caplog.text
 
 
 @pytest.mark.slow

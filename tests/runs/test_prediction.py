@@ -17,7 +17,7 @@ import torch
 
 import fedbench
 from fedbench.config import groups
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, warn_once
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.runs.config import from_plain
 from tests.helpers.runs import interrupt_after
@@ -174,14 +174,46 @@ def test_an_unknown_token_number_is_refused_in_one_line(tmp_path: Path) -> None:
     assert run.predict(0, words).scores.shape == (60, 2)
     with pytest.raises(ConfigError, match=f"x holds 7 to 500; token ids are 0 to {words.max()}"):
         run.predict(0, [[7, 500, *[8] * 10]])
+    with pytest.raises(ConfigError, match=r"x holds 7.5 to 8.0; token ids are"):
+        run.predict(0, [[7.5, *[8] * 11]])
 
 
 def test_a_frame_is_read_by_the_names_of_its_columns_or_refused_in_one_line(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": np.arange(60.0), 7: np.ones(60), "y": ["p", "n"] * 30, "who": ["s", "t", "t"] * 20})
     run = fedbench.run(*SHORT[2:], data=(frame, "y", "who"), runs_dir=tmp_path, save_models=True)
-    with pytest.raises(ConfigError, match="x cannot be read as samples: could not convert string to float"):
-        run.predict("s", frame.assign(a="many"))
+    for odd, said in (
+        (frame.assign(a="many"), "column 'a' holds no numbers: could not convert string"),
+        (frame.assign(a=np.inf), "column 'a' holds inf at 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"x cannot be read as samples: {said}"):
+            run.predict("s", odd)
+    for odd in (frame.drop(columns="a"), frame.assign(**{"7": 0})):
+        with pytest.raises(ConfigError, match=r"x lacks the columns (a|7), or has several; give those of table-data"):
+            run.predict("s", odd)
     assert run.predict("s", frame).scores.shape == (60, 2), "a name that is a number counts as its text"
+
+
+def test_a_number_that_is_the_name_of_another_client_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = (np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2, np.arange(60) % 3)
+    for first, told in ((0, False), (1, True)):
+        warn_once.cache_clear()
+        caplog.clear()
+        data = (*given[:2], given[2] + first)
+        run = fedbench.run(*SHORT[2:], data=data, runs_dir=tmp_path, save_models=True)
+        assert run.predict(1).scores.tolist() == run.predict(str(1 + first)).scores.tolist()
+        assert ("client=1 counts the clients from 0; client='1' is the one of that name" in caplog.text) is told
+
+
+def test_pixels_in_other_units_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8)).astype(np.uint8)
+    data = (pixels, np.arange(60) % 2, np.arange(60) % 3)
+    run = fedbench.run(*SHORT[2:], data=data, runs_dir=tmp_path, save_models=True)
+    for x in (pixels, pixels.astype(float), pixels[:1] * 0.0, pixels[:0] / 255):
+        run.predict(0, x)
+    assert "x holds nothing above 1" not in caplog.text
+    run.predict(0, pixels / 255)
+    assert "x holds nothing above 1, the data up to 255; give x in the data's units" in caplog.text
 
 
 @pytest.mark.slow

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import at_least, finite, one_of, positive
 from fedbench.config.schema import TASKS, added
-from fedbench.core.cache import Arrays, cached_arrays, source_key
+from fedbench.core.cache import Arrays, cache_dir, cached_arrays, source_key
 from fedbench.core.checked import load_npz
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent, warn_once
 from fedbench.data.dataset import PARTS, Availability, Dataset, DataSource, Ints, stratified_fifth
 from fedbench.data.files import data_dir
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
+from fedbench.data.memory import MEMORY
 
 Parsed = Mapping[str, NDArray[Any]]
 COLOURS = (1, 3)  # numbers of channels that are told from heights
@@ -67,14 +68,20 @@ class OwnData(DataSource):
         within = data_dir() / given
         return within if self.path and within.exists() and not given.exists() else given
 
+    @property
+    def shown(self) -> str:
+        """What messages call the samples: their path, or `data` of those that came from memory."""
+        place = self.place
+        return f"data ({place.stem})" if place.parent == cache_dir() / MEMORY else str(place)
+
     @abstractmethod
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
         """Return (training, test) samples as `x` [n, ...] and `y` [n]; without test samples a fifth is for testing.
 
         Optional entries: `client` [n], each sample's client; `split` [n], a key of SPLIT, if there are no test samples;
-        `quantity`, if `y` is one; `kind` (Npz.kind; by default images); for a table, whose x [n, d] may hold nan, the
-        number of categories of each column (`columns` [d]), the `words` of all, and the columns' names (`inputs` [d]);
-        `said`, lines on choices that the user may have meant otherwise.
+        `kind` (Npz.kind; by default images); for a table, whose x [n, d] may hold nan, the number of categories of each
+        column (`columns` [d]), the `words` of all, and the columns' names (`inputs` [d]); `said`, lines on choices that
+        the user may have meant otherwise.
         """
 
     def files(self, path: Path) -> list[Path]:
@@ -95,7 +102,7 @@ class OwnData(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         arrays = self._arrays(report)
         for line in arrays["said"].tolist():
-            warn_once(f"{self.place}: {line}")
+            warn_once(f"{self.shown}: {line}")
         return self._dataset(arrays)
 
     def _arrays(self, report: Report = silent) -> Arrays:
@@ -103,7 +110,8 @@ class OwnData(DataSource):
             places = dict.fromkeys((self.path, str(data_dir() / self.path))) if self.path else {}
             found = f"there is nothing at {' or '.join(places)}" if places else "set dataset.path to your data"
             raise DataMissing(f"dataset={self.name}: {found}")
-        return cached_arrays(self.stamp, lambda: _joined(self.place, *self.parse(self.place, report)))
+        quantity = self.task != TASKS[0]
+        return cached_arrays(self.stamp, lambda: _joined(self.shown, *self.parse(self.place, report), quantity))
 
     @property
     def stamp(self) -> str:
@@ -115,10 +123,8 @@ class OwnData(DataSource):
         scale = 255.0 if x.dtype == np.uint8 else 1.0
         mean, std = (tuple(map(float, arrays[name] / scale)) for name in ("mean", "std"))
         names, inputs = (tuple(arrays[name].tolist()) if name in arrays else () for name in ("names", "inputs"))
-        words, ends = arrays.get("words", np.zeros(0)).tolist(), np.cumsum(arrays.get("columns", np.zeros(0, np.int64)))
-        columns = tuple(
-            tuple(words[end - count : end]) for count, end in zip(np.diff(ends, prepend=0), ends, strict=True)
-        )
+        ends = np.cumsum(arrays.get("columns", np.zeros(0, np.int64)))
+        columns = tuple(tuple(each.tolist()) for each in np.split(arrays.get("words", np.zeros(0)), ends)[:-1])
         if given := self.mean is not None or self.std is not None:
             x = x.astype(np.float32) if x.dtype == np.float64 else x
         return Dataset(
@@ -187,23 +193,18 @@ class Npz(OwnData):
         needed = {"x", "y"} | tested | whose
         if not needed <= set(arrays) <= needed | (set() if tested else {"split"}):
             raise DataCorrupt(
-                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and y_test; "
-                "add client (and client_test) for the client of each sample, split for train, val or test within one x"
+                f"{self.shown} holds {', '.join(sorted(arrays)) or 'nothing'}; expected x and y, or x, y, x_test and "
+                "y_test; add client (and client_test), each sample's client, or split, with train, val or test of one x"
             )
         named: Parsed = {name: arrays[name] for name in ("x", "y", "client", "split") if name in arrays}
         test = {name: arrays[f"{name}_test"] for name in named} if tested else None
-        return {**named, "kind": np.array(self.kind), **quantity_if(self.task)}, test
+        return {**named, "kind": np.array(self.kind)}, test
 
 
-def quantity_if(task: str) -> dict[str, NDArray[Any]]:
-    """Return what `OwnData.parse` adds if the labels are a quantity."""
-    return {} if task == TASKS[0] else {"quantity": np.ones(1)}
-
-
-def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
+def _joined(shown: str, train: Parsed, test: Parsed | None, quantity: bool) -> Parsed:
     """Return the arrays to keep: training samples first, numbered labels, each channel's mean and deviation.
 
-    `said`: a line for each choice that the user may have meant otherwise.
+    `quantity`: whether the labels are one. `said`: a line for each choice that the user may have meant otherwise.
 
     Raises:
         DataCorrupt: impossible samples or labels.
@@ -212,31 +213,27 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     for split, part in zip(SPLITS, parts, strict=False):
         shape = part["y"].shape
         if shape[:1] == part["x"].shape[:1] == (0,):
-            raise DataCorrupt(f"{path}: the {split} split is empty; leave it out, or add samples")
+            raise DataCorrupt(f"{shown}: the {split} split is empty; leave it out, or add samples")
         if len(shape) != 1 or shape != part["x"].shape[:1] or not part["y"].size:
             one = "a column take y.ravel()" if shape[1:] == (1,) else "one-hot labels take y.argmax(1)"
             hint = f"; of {one}" if len(shape) == 2 else ""
             raise DataCorrupt(
-                f"{path}: labels must be a list as long as the samples, got {part['x'].shape} and {shape}{hint}"
+                f"{shown}: labels must be a list as long as the samples, got {part['x'].shape} and {shape}{hint}"
             )
-    count = len(train["y"])
     try:
         asked = str(train.get("kind", "image"))
         kind = _kind_of(train["x"]) if asked == "auto" else asked
         x = _samples([part["x"] for part in parts], kind, raw="columns" in train)
-        labels, said = _labels([part["y"] for part in parts], quantity="quantity" in train)
-        names, y, more = _numbered(labels, quantity="quantity" in train)
+        labels, said = _labels([part["y"] for part in parts], quantity=quantity)
+        names, y, more = _numbered(labels, quantity=quantity)
         owned, heard = _owned(parts)
+        order, count = _order(y, owned, len(train["y"]))
     except (ValueError, TypeError) as error:
-        raise DataCorrupt(f"{path}: {error}") from error
+        raise DataCorrupt(f"{shown}: {error}") from error
     said += [line for part in parts for line in part.get("said", np.zeros(0, np.str_)).tolist()] + heard
     said += _understood(train["x"], asked, kind)
     if kind == "image" and train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] not in COLOURS:
         said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
-    try:
-        order, count = _order(y, owned, count)
-    except ValueError as error:
-        raise DataCorrupt(f"{path}: {error}") from error
     x, y = x[order], y[order]
     owned |= {name: owned[name][order] for name in ("domain", "part") if name in owned}
     more = {"rows": order} | {name: each[order] for name, each in more.items()}
@@ -343,12 +340,10 @@ def _as_words(whose: NDArray[Any]) -> NDArray[Any]:
         return whose
     if (endless := np.isinf(whose)).any():
         raise ValueError(f"client is {whose[endless][0]} for some samples; name the client of each sample")
-    whole = np.nan_to_num(whose).round()
-    return (
-        np.where(np.isnan(whose), "", whole.astype(np.int64).astype(str))
-        if np.array_equal(whole, np.nan_to_num(whose))
-        else whose
-    )
+    numbers = np.nan_to_num(whose)
+    if (numbers != numbers.round()).any():
+        return whose
+    return np.where(np.isnan(whose), "", numbers.astype(np.int64).astype(str))
 
 
 def _parts(split: NDArray[Any], count: int) -> NDArray[np.int8]:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import one_of
 from fedbench.config.schema import TASKS, added
-from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, Report, reason_of, unknown
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, Report, reason_of, unknown, warn_once
 from fedbench.data.dataset import Dataset, Ints
-from fedbench.data.datasets.own import KINDS, OwnData, Parsed, quantity_if
+from fedbench.data.datasets.own import KINDS, OwnData, Parsed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,13 +74,13 @@ class OwnTable(OwnData):
         columns = [str(name) for name in frame.columns]
         frame.columns = columns
         if self.target is None:
-            raise ConfigError(f"dataset.target: name the column of the label; {path} has {', '.join(columns)}")
+            raise ConfigError(f"dataset.target: name the column of the label; {self.shown} has {', '.join(columns)}")
         roles = [name for name in (self.target, self.client, self.split) if name is not None]
         for name in (*roles, *self.categories, *self.drop):
             if name not in columns:
-                raise unknown(f"column of {path}", name, columns)
+                raise unknown(f"column of {self.shown}", name, columns)
         if not (inputs := [name for name in columns if name not in (*roles, *self.drop)]):
-            raise DataCorrupt(f"{path} has no column besides {', '.join([*roles, *self.drop])}; add inputs")
+            raise DataCorrupt(f"{self.shown} has no column besides {', '.join([*roles, *self.drop])}; add inputs")
         try:
             read = [self._input(frame[name], name) for name in inputs]
             found: dict[str, NDArray[Any]] = {
@@ -92,14 +92,15 @@ class OwnTable(OwnData):
                 "kind": np.array("table"),
             }
         except ValueError as error:
-            raise DataCorrupt(f"{path}: {error}") from error
+            raise DataCorrupt(f"{self.shown}: {error}") from error
         for name, column in (("client", self.client), ("split", self.split)):
             if column is not None:
                 found[name] = np.array([word or "" for word in _words(frame[column])], np.str_)
         said = _understood(found, inputs)
-        said += [f"column '{name}' numbers the rows; if it is no input: dataset.drop=[{name}]"
-                 for name in inputs if _counts(found["x"][:, inputs.index(name)])]  # fmt: skip
-        return {**found, **quantity_if(self.task), "said": np.array(said, np.str_)}, None
+        for name, values in zip(inputs, np.sort(found["x"], axis=0).T, strict=True):
+            if len(values) > MOST_WORDS and (np.diff(values) == 1).all():
+                said.append(f"column '{name}' numbers the rows; if it is no input: dataset.drop=[{name}]")
+        return {**found, "said": np.array(said, np.str_)}, None
 
     def _frame(self, path: Path) -> pd.DataFrame:
         import pandas as pd
@@ -124,7 +125,7 @@ class OwnTable(OwnData):
             names |= {str(name): str for name in words if words[name].str.fullmatch(CODE).any()}
             return pd.read_csv(path, sep=comma, dtype=names, encoding="utf-8-sig")
         except ImportError as error:
-            raise FedbenchError(
+            raise ConfigError(
                 f"{path}: .parquet is read by pyarrow: pip install 'fedbench-harness[parquet]', or write a .csv"
             ) from error
         except OSError as error:
@@ -144,7 +145,7 @@ class OwnTable(OwnData):
         import pandas as pd
 
         if name not in self.categories and pd.api.types.is_numeric_dtype(column):  # truth values too
-            return self._numbers(column, name), []
+            return _numbers(column, name), []
         words = np.unique(np.array([word for word in _words(column) if word is not None], np.str_))
         if name not in self.categories and not isinstance(column.dtype, pd.CategoricalDtype):
             for what, form in WRITTEN.items():
@@ -156,7 +157,7 @@ class OwnTable(OwnData):
             numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").notna().to_numpy()
             codes = any(re.fullmatch(CODE, word) for word in words.tolist())
             if numbers.any() and numbers.all() and not codes:  # as words, such as decimals
-                return self._numbers(column, name), []
+                return _numbers(column, name), []
             if 2 * numbers.sum() > len(words) and not codes:
                 raise ValueError(
                     f"column '{name}' holds numbers, and '{words[~numbers][0]}'; leave missing values empty, or set "
@@ -170,24 +171,26 @@ class OwnTable(OwnData):
         known = words.tolist() or [""]  # of a column without a word
         return _codes(column, known), known
 
-    def _numbers(self, column: pd.Series[Any], name: str) -> NDArray[np.float64]:
-        """Return the numbers of a column, nan for missing ones.
 
-        Raises:
-            ValueError: one is infinite, or outside float32.
-        """
-        values = _codes(column, [])
-        if len(odd := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
-            raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
-        return values
+def _numbers(column: pd.Series[Any], name: str) -> NDArray[np.float64]:
+    """Return the numbers of a column, nan for missing ones.
+
+    Raises:
+        ValueError: one is none, infinite, or outside float32.
+    """
+    try:
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"column '{name}' holds no numbers: {reason_of(error)}") from error
+    if len(odd := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
+        raise ValueError(f"column '{name}' holds {column.iloc[odd[0]]} at {odd[0]}; leave missing values empty")
+    return values
 
 
 def _codes(column: pd.Series[Any], words: Sequence[str]) -> NDArray[np.float64]:
-    """Return a column's numbers, or its words' places in `words` (-1 for unknown ones); nan for missing values."""
-    if words:
-        places = {word: place for place, word in enumerate(words)}
-        return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float64)
-    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    """Return the places in `words` of a column's words, -1 for unknown ones; nan for missing values."""
+    places = {word: place for place, word in enumerate(words)}
+    return np.array([np.nan if word is None else places.get(word, -1) for word in _words(column)], np.float64)
 
 
 def _words(column: pd.Series[Any]) -> list[str | None]:
@@ -215,23 +218,30 @@ def _labels(column: pd.Series[Any], name: str) -> NDArray[Any]:
 
 def _understood(found: Parsed, inputs: Sequence[str]) -> list[str]:
     """Return a line on how the inputs are read."""
-
-    def told(names: Sequence[str]) -> str:
-        return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
-
     counts, gaps = found["columns"].tolist(), np.isnan(found["x"]).sum(0).tolist()
     numbers = [name for name, count in zip(inputs, counts, strict=True) if not count]
     words = [f"{name} ({count})" for name, count in zip(inputs, counts, strict=True) if count]
     lacking = [f"{name} ({gap})" for name, gap in zip(inputs, gaps, strict=True) if gap]
-    parts = [f"{len(numbers)} columns of numbers: {told(numbers)}"] * bool(numbers)
-    parts += [f"{len(words)} of categories: {told(words)}"] * bool(words)
-    parts += [f"missing: {told(lacking)}"] * bool(lacking)
-    return ["; ".join(parts)]
+    parts = {f"{len(numbers)} columns of numbers": numbers, f"{len(words)} of categories": words, "missing": lacking}
+    shown = {what: ", ".join(each[:NAMED]) + ", ..." * (len(each) > NAMED) for what, each in parts.items() if each}
+    return ["; ".join(f"{what}: {names}" for what, names in shown.items())]
 
 
-def _counts(values: NDArray[np.float64]) -> bool:
-    """Whether a column holds consecutive whole numbers in some order."""
-    return len(values) > MOST_WORDS and bool((np.diff(np.sort(values)) == 1).all())
+def _tell_of_new(
+    data: Dataset, whose: str, rows: NDArray[Any], seen: NDArray[Any], frame: Any = None, least: int = 1
+) -> None:
+    """Warn of a column in which at least `least` of `rows`, read from `frame`, have a category that `seen` lack."""
+    for column, words in enumerate(data.columns):
+        codes = rows[:, column]
+        new = np.flatnonzero(~np.isin(codes, seen[:, column]) & ~np.isnan(codes)) if words else np.zeros(0, np.int64)
+        if len(new) >= least:
+            name, code = data.inputs[column], float(codes[new[0]])
+            word = dict[float, Any](enumerate(words)).get(code, code) if frame is None else _words(frame[name])[new[0]]
+            warn_once(
+                f"{whose}: {len(new)} of {len(rows)} rows have in column '{name}' a category that no training sample "
+                f"has, such as '{word}', and count as without one; write categories as in training, such as "
+                f"'{words[0]}' (pandas.read_csv with dtype=str keeps zeros)"
+            )
 
 
 def fitted(data: Dataset, train: Ints) -> Dataset:
@@ -271,19 +281,23 @@ def fitted(data: Dataset, train: Ints) -> Dataset:
 
         Raises:
             ConfigError: the columns are not the table's.
+            ValueError: words where the table has numbers, or an infinite number.
         """
-        if hasattr(rows, "columns"):
-            rows = rows.rename(columns=str)  # as a file has them
-            if lost := [name for name in data.inputs if name not in rows.columns]:
-                raise ConfigError(f"x lacks the columns {', '.join(lost)}; give those of {data.name}")
-            pairs = zip(data.inputs, data.columns, strict=True)
-            rows = np.stack([_codes(rows[name], words) for name, words in pairs], axis=1)
+        frame = rows.rename(columns=str) if data.inputs and hasattr(rows, "columns") else None  # as a file has them
+        if frame is not None:
+            if odd := [name for name in data.inputs if [*frame.columns].count(name) != 1]:
+                raise ConfigError(f"x lacks the columns {', '.join(odd)}, or has several; give those of {data.name}")
+            pairs = [(frame[name], name, words) for name, words in zip(data.inputs, data.columns, strict=True)]
+            rows = np.stack([_codes(each, words) if words else _numbers(each, name) for each, name, words in pairs], 1)
         with np.errstate(over="ignore"):
             given = np.asarray(rows, data.x.dtype).astype(np.float64).reshape(len(rows), -1)  # rounded as `raw` is
         if given.shape[1] != len(data.columns):
             raise ConfigError(f"x has {given.shape[1]} columns, {data.name} has {len(data.columns)}; give as many")
+        _tell_of_new(data, "x", given, raw[train], frame)
         encoded: NDArray[np.float32] = encoder.transform(given).astype(np.float32)
         return encoded
 
-    x = encode(raw)[:, None, None, :]
+    others = np.delete(raw, train, axis=0)
+    _tell_of_new(data, f"{data.name}, samples not for training", others, raw[train], least=max(1, len(others)))
+    x = encoder.transform(raw).astype(np.float32)[:, None, None, :]
     return replace(data, x=x, columns=(), inputs=(), mean=(0.0,), std=(1.0,), scale=1.0, encode=encode)

@@ -151,7 +151,7 @@ def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
     count = sum(key.startswith(f"{name}_") for key in arrays)
     for client in range(count):
         if f"{name}_{client}" not in arrays:
-            raise DataCorrupt(f"the split has {count} arrays {name}_<i>, but no '{name}_{client}'")
+            raise DataCorrupt(f"partition.path has {count} arrays {name}_<i>, but no '{name}_{client}'")
     lists = [arrays[f"{name}_{client}"].astype(np.int64) for client in range(count)]
     return lists if name == "train" or any(map(len, lists)) else None
 
