@@ -394,8 +394,7 @@ def figure_command(arguments: Sequence[str]) -> int:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_figure_spec(name) for name in names]
     selection = replace(selection, figures=tuple(spec.name for spec in specs))
-    folder = Path(selection.results) / "figures"
-    return _make_figures(selection, folder)
+    return _make_figures(selection, Path(selection.results) / "figures")
 
 
 def _make_figures(selection: Selection, folder: Path) -> int:

@@ -217,8 +217,9 @@ def parse_spec(content: Mapping[str, Any]) -> TableSpec:
     where = f"table '{content.get('name')}'"
     made: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
     for key in ("base", "left_open", "notes", "findings"):
-        if isinstance(content.get(key), str):
-            raise ConfigError(f"{where}: '{key}' must be a list")
+        given = content.get(key) or []
+        if isinstance(given, str) or (key != "findings" and not all(isinstance(each, str) for each in given)):
+            raise ConfigError(f"{where}: '{key}' must be a list of texts; put a text with ': ' in quotes")
     findings = ({"text": each} if isinstance(each, str) else each for each in content.get("findings") or ())
     made["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
     if not isinstance(given := content.get("groups") or {}, Mapping):
@@ -267,7 +268,5 @@ def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple
     for name in wanted:
         if name not in labels and not (name.isdigit() and 1 <= int(name) <= len(lines)):
             raise unknown(kind, name, labels)
-    if not wanted:
-        return lines
     numbers = {*wanted} - {*labels}  # a label goes before a number
-    return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in numbers)
+    return tuple(each for i, each in enumerate(lines, 1) if not wanted or each.label in wanted or str(i) in numbers)

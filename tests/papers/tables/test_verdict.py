@@ -224,6 +224,12 @@ def test_a_group_that_is_none(groups: object, told: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("key", "given"), [("notes", "one text"), ("notes", [{"two seeds": "here"}]), ("base", [1])])
+def test_a_list_that_is_not_of_texts(key: str, given: object) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}' must be a list of texts; put a text with ': ' in quotes"):
+        filled({"A": SAME}, **{key: given})
+
+
 def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").mkdir()
     text = (groups.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
