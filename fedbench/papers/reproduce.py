@@ -294,8 +294,8 @@ def _undecidable(plan: Plan) -> Iterator[str]:
                 found.append((runs, judged))
         if found:
             ours = all(math.isfinite(judged.seeds) for _, judged in found)
-            numbers = sorted(judged.seeds if ours else judged.both for _, judged in found)
-            span = " to ".join(dict.fromkeys(f"{number:.0f}" for number in (numbers[0], numbers[-1])))
+            ends = sorted(judged.seeds if ours else judged.both for _, judged in found)[:: len(found) - 1 or 1]
+            span = " to ".join(dict.fromkeys(f"{each:.0f}" for each in ends)).replace("inf", "no number of")
             cells = named(plan, [runs for runs, _ in found])
             yield (
                 f"undecidable with these seeds, whatever the outcome: {metric.label} of {cells}; {span} seeds"

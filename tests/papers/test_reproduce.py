@@ -107,8 +107,8 @@ def test_what_no_outcome_could_decide_is_said_before_it_is_run(
 ) -> None:
     monkeypatch.setattr("fedbench.papers.plan._lacking", lambda *_: "data missing (run this to get it)")
 
-    def told(*more: str) -> list[str]:
-        program.main(["reproduce", "table=fedcollab_t3", f"results={tmp_path}", "--dry-run", *more])
+    def told(*more: str, table: str = "fedcollab_t3") -> list[str]:
+        program.main(["reproduce", f"table={table}", f"results={tmp_path}", "--dry-run", *more])
         lines = " ".join(capsys.readouterr().out.split()).split("undecidable with these seeds, whatever the outcome: ")
         return [line.partition(" could decide")[0] for line in lines[1:]]
 
@@ -117,6 +117,8 @@ def test_what_no_outcome_could_decide_is_said_before_it_is_run(
     counts = {"Acc %": "2 seeds", "IPR %": "3 to 19 seeds on both sides", "RSD": "2 seeds"}
     assert told("seeds=1") == [f"{label} of all 3 cells; {count}" for label, count in counts.items()]
     assert told("scale=quick") == [], "no verdicts there"
+    coarse = "Similarity of 1 cell (DataSimilarity / i and i'); no number of seeds on both sides"
+    assert told("seeds=3", table="pfedsim_t2") == [coarse], "1 as printed leaves no room"
 
 
 @pytest.mark.slow
