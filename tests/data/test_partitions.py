@@ -204,7 +204,7 @@ class Faulty(PartitionSpec):
 @pytest.mark.parametrize(
     ("train", "test", "reason"),
     [
-        ([[0, 1], [2]], [[3], [1]], "more than once"),
+        ([[0, 1], [2]], [[3], [1]], "sample 1 is for training on client 0 and for testing on client 1"),
         ([[0, 1], []], [[3], [4]], "client 1 without"),
         ([[0, 1], [9999]], [[3], [4]], "sample 9999"),
     ],
