@@ -88,7 +88,7 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
     found, reasons = list[tuple[float, Job, Job | None]](), dict[str, list[str]]()
-    earlier = plan.stored.failures(runs.row, runs.column)
+    earlier = plan.stored.failures(runs.row, runs.column, plan.spec.base)
     for job in runs.jobs:
         baseline = runs.baseline_of(job)
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]

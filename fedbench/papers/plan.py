@@ -323,7 +323,7 @@ def _cell_runs(
         return cell
     lacking = lacking or selection.unlike_paper(row, column)
     to_run = seeds if cell.selected and not lacking else ()
-    shown, failed = stored.seeds(row, column), stored.failures(row, column)
+    shown, failed = stored.seeds(row, column), stored.failures(row, column, table.base)
     if not (to_run or shown or failed):
         return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
     if lacking and cell.selected and (lost := {*seeds}.difference(shown)):

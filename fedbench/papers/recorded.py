@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.metrics import fairness
 from fedbench.papers import measures, store
 from fedbench.papers.selection import Selection, compose_cell
@@ -66,12 +66,12 @@ class StoredTable:
         """Return the seeds for which a cell has a value in any metric; none if the row or column has changed."""
         return tuple(sorted({seed for cell, *_ in self._cells(row, column) for seed in cell.seeds}))
 
-    def failures(self, row: RowSpec, column: ColumnSpec) -> dict[int, str]:
-        """Return why runs of a cell failed, by seed; none if its overrides have changed, as failures have no key."""
-        found = dict[int, str]()
+    def failures(self, row: RowSpec, column: ColumnSpec, base: tuple[str, ...]) -> dict[int, str]:
+        """Return how runs of a cell diverged, by seed; none if an override has changed, as failures have no key."""
+        found, today = dict[int, str](), (base, row.overrides, column.overrides, column.own(row.label))
         for cell, _, line, place in self._cells(row, column):
-            if (line.overrides, place.overrides) == (row.overrides, column.overrides):
-                found |= cell.failures
+            if self.table and (self.table.spec.base, line.overrides, place.overrides, place.own(row.label)) == today:
+                found |= {seed: why for seed, why in cell.failures.items() if why.startswith(Diverged.__name__)}
         return found
 
     def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str) -> float | None:

@@ -416,7 +416,8 @@ def test_words_that_no_training_sample_has_are_told(tmp_path: Path, caplog: pyte
     numbers = rows.assign(code=rows["code"].astype(int))
     assert (run.predict("south", numbers).scores != found.scores).any()
     assert f"x: {(rows['code'] == '01067').sum()} of {len(rows)} rows have in column 'code' a category" in caplog.text
-    assert "such as '1067', and count as without one; write categories as in training, such as '01067'" in caplog.text
+    assert "such as '1067', and count as without one; write categories as in training (pandas.read" in caplog.text
+    assert "dtype={'code': str}" in caplog.text
     caplog.clear()
     run.predict("south", [[0, 0, 0, 0, 5, 0]])
     assert "x: 1 of 1 rows have in column 'code' a category that no training sample has, such as '5.0'" in caplog.text

@@ -239,8 +239,8 @@ def _tell_of_new(
             word = dict[float, Any](enumerate(words)).get(code, code) if frame is None else _words(frame[name])[new[0]]
             warn_once(
                 f"{whose}: {len(new)} of {len(rows)} rows have in column '{name}' a category that no training sample "
-                f"has, such as '{word}', and count as without one; write categories as in training, such as "
-                f"'{words[0]}' (pandas.read_csv with dtype=str keeps zeros)"
+                f"has, such as '{word}', and count as without one; write categories as in training "
+                f"(pandas.read_csv with dtype={{'{name}': str}} keeps zeros)"
             )
 
 

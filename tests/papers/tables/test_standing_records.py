@@ -181,9 +181,14 @@ def test_a_failure_outlives_the_folder_of_its_run(tmp_path: Path, asked: tuple[i
     failed = StoredTable(dataclasses.replace(record.table, cells=lost))
     assert fill.fill(planned(tmp_path, failed, selected=False)).cells[0].failures == {0: DIVERGED, 1: DIVERGED}
     (column,) = toy().columns
-    other = dataclasses.replace(toy(), columns=(dataclasses.replace(column, overrides=("dataset=digits",)),))
-    failed = StoredTable(dataclasses.replace(record.table, spec=other, cells=lost))
-    assert fill.fill(planned(tmp_path, failed, selected=False)).cells[0].reason == store.PENDING, "runs of another kind"
+    kinds = [dataclasses.replace(column, overrides=("x=1",)), dataclasses.replace(column, rows={"r": ("x=1",)})]
+    specs = [dataclasses.replace(toy(), columns=(each,)) for each in kinds] + [
+        dataclasses.replace(toy(), base=("x=1",))
+    ]
+    told = [dataclasses.replace(cell, reason="seed 0: measure clients: the run has 3 clients") for cell in lost]
+    for declared, kept in [*((each, lost) for each in specs), (toy(), told)]:
+        failed = StoredTable(dataclasses.replace(record.table, spec=declared, cells=tuple(kept)))
+        assert fill.fill(planned(tmp_path, failed, selected=False)).cells[0].reason == store.PENDING, "of other runs"
 
 
 @pytest.mark.slow
