@@ -135,8 +135,7 @@ class Selection(Component):
     @property
     def changed(self) -> tuple[str, ...]:
         """The overrides of every run that change results, such as model=lenet5."""
-        others = (*self.launcher, *self.settings)
-        return tuple(text for text in self.overrides if text not in others)
+        return tuple(text for text in self.overrides if text not in (*self.launcher, *self.settings))
 
 
 def compose_cell(

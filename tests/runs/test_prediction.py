@@ -211,6 +211,8 @@ def test_pixels_in_other_units_are_told(tmp_path: Path, caplog: pytest.LogCaptur
     run = fedbench.run(*SHORT[2:], data=data, runs_dir=tmp_path, save_models=True)
     for x in (pixels, pixels.astype(float), pixels[:1] * 0.0, pixels[:0] / 255):
         run.predict(0, x)
+    masks = fedbench.run(*SHORT[2:], data=(pixels % 2, *data[1:]), runs_dir=tmp_path, save_models=True)
+    masks.predict(0, (pixels % 2).astype(float))
     assert "x holds nothing above 1" not in caplog.text
     run.predict(0, pixels / 255)
     assert "x holds nothing above 1, the data up to 255; give x in the data's units" in caplog.text
