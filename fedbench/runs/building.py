@@ -272,9 +272,9 @@ class ScoredModels:
                 )
             if self._tokens and not np.isin(array, np.arange(self._tokens)).all():
                 raise ConfigError(f"x holds {array.min()} to {array.max()}; token ids are 0 to {self._tokens - 1}")
-            most = min(federation.scale, float(federation.x.max()))  # above 1 only of pixels as whole numbers
-            if given.is_floating_point() and given.numel() and 0 < given.max() <= 1 < most:
-                warn_once(f"x holds nothing above 1, the data up to {most:g}; give x in the data's units")
+            small = given.is_floating_point() and given.numel() and 0 < given.max() <= 1 < federation.scale
+            if small and (most := int(federation.x.max())) > 1:
+                warn_once(f"x holds nothing above 1, the data up to {most}; give x in the data's units")
             inputs = federation.normalised(given.reshape(-1, *federation.shape))
             if not inputs.isfinite().all():
                 raise ConfigError("x holds nan, inf or a number outside float32; leave these samples out")

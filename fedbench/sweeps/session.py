@@ -111,8 +111,7 @@ def check_figure(plain: DictConfig, batch: Sequence[Sequence[str]]) -> None:
 def _records(overrides: Sequence[str]) -> bool:
     """Whether the method of a run stores numbers of its own; a run that is refused says so in its own turn."""
     with suppress(Exception):
-        name = str(compose(overrides).method.name)
-        return groups.registry("method").get(name).record is not Method.record
+        return groups.registry("method").get(str(compose(overrides).method.name)).record is not Method.record
     return False
 
 
