@@ -273,8 +273,7 @@ def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> No
     owned = [*map(np.unique, owned)] if assignment.repeats else owned
     for samples in owned if assignment.shared else [np.concatenate(owned)]:
         if len(np.unique(samples)) != len(samples):
-            hint = "; partition.shared=true allows it" * (not assignment.shared)  # on several clients, that is
-            raise ConfigError(f"partition {label} hands out a sample more than once{hint}")
+            raise ConfigError(f"partition {label} hands out a sample more than once; partition.shared=true allows it")
 
 
 def _check_leaks(partition: Partition, samples: int) -> None:
