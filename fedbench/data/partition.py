@@ -273,7 +273,10 @@ def _check(partition: Partition, dataset: Dataset, assignment: Assignment) -> No
     owned = [*map(np.unique, owned)] if assignment.repeats else owned
     for samples in owned if assignment.shared else [np.concatenate(owned)]:
         if len(np.unique(samples)) != len(samples):
-            raise ConfigError(f"partition {label} hands out a sample more than once; partition.shared=true allows it")
+            raise ConfigError(
+                f"partition {label} hands out a sample more than once; only with partition.shared=true may several "
+                "clients have it, each once"
+            )
 
 
 def _check_leaks(partition: Partition, samples: int) -> None:

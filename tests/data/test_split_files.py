@@ -182,7 +182,7 @@ def test_missing_and_damaged_files(tmp_path):
 def test_clients_may_share_samples_if_that_is_said(tmp_path):
     arrays = {"train_0": [1, 2], "train_1": [2, 3], "test_0": [10, 11], "test_1": [10, 11]}
     path = write(tmp_path / "split.npz", **arrays)
-    with pytest.raises(ConfigError, match=r"more than once; partition\.shared=true allows it"):
+    with pytest.raises(ConfigError, match=r"more than once; only with partition\.shared=true may several clients"):
         make_partition(file(path), data(), Protocol(), 0)
     shared = make_partition(file(path, shared=True), data(), Protocol(), 0)
     assert [part.tolist() for part in shared.test] == [[10, 11]] * 2
