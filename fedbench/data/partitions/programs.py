@@ -53,9 +53,9 @@ def by_label(labels: Ints, classes: int, program: np.random.RandomState) -> Iter
 
 
 # dir_fedsac<alpha>, homo_fedsac, pathological_fedsac<k>: FedSaC's and pFedGraph's data_partition.py, which are the same
-# (yankd22/FedSaC, MediaBrain-SJTU/pFedGraph). Both programs have 0 as their seed and draw nothing before; of 50 or 100
-# clients FedSaC's draws its cohorts first, from the generator that shuffles a client's samples in `pathological`, so
-# there other samples validate than here. Their tables print no deviations.
+# (yankd22/FedSaC, MediaBrain-SJTU/pFedGraph). Both have 0 as their seed and first draw the honest clients, from the
+# generator that shuffles a client's samples in `pathological`. Of 50 or 100 clients FedSaC's draws its cohorts before,
+# so there other samples validate than here. Their tables print no deviations.
 #
 # The last fifth of a client's samples validates, whatever protocol.test.val_fraction says.
 
@@ -157,6 +157,7 @@ class FedSacPathological(FedSac):
             )
         sharers = self.num_clients // blocks
         shuffler, found = random.Random(seed), []
+        shuffler.sample(range(self.num_clients), self.num_clients)  # the honest clients, of which the program has all
         for client in range(self.num_clients):
             samples: list[int] = []
             for label in self.skew * (client % blocks) + np.arange(self.skew):
