@@ -10,9 +10,11 @@ Deviations:
 - Averages are weighted by n_i / n. The paper's are uniform.
 - A protocol's gradient clipping applies to the joint norm of both gradients.
 
-The authors' code (FedTorch) differs from the paper in four ways, and none of them is followed. It mixes the logits of
+The authors' code (FedTorch) differs from the paper in five ways, and none of them is followed. It mixes the logits of
 v_i and w instead of their weights. It steps w before it takes v_i's gradient. It steps alpha after the steps of a
-round's first mini-batch. It adds .02 alpha to alpha's gradient.
+round's first mini-batch. Its gradient of alpha is the product of v_i - w with a mean of the gradients in v_i and w, by
+alpha. It adds .02 alpha to it.
+
 Batch normalisation: w's running statistics are shared. v^ has its own; they are private and not mixed.
 """
 

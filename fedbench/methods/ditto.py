@@ -2,8 +2,12 @@
 
 Algorithm 1: client k takes part in FedAvg, which trains the global model w. It also keeps a personal model v_k and
 minimises h_k(v_k; w^t) = F_k(v_k) + lambda/2 ||v_k - w^t||^2 (Eq. Ditto). v_k is scored.
-Deviation: v_k takes the protocol's local steps, with its optimiser, on the same mini-batches as w; `personal_epochs`
-sets another number of epochs. The paper takes s plain gradient steps.
+
+Deviations:
+- v_k takes the protocol's local steps, with its optimiser, on the same mini-batches as w; `personal_epochs` sets
+  another number of epochs. The paper takes s plain gradient steps.
+- Averages are weighted by samples, as in Ye et al.'s code. The paper and its authors' code count clients equally.
+
 Batch normalisation: w and v_k have their own running statistics. Those of w are averaged and those of v_k stay on the
 client. lambda's term includes neither.
 """

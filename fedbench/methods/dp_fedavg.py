@@ -16,6 +16,8 @@ A round counts with the uploads that arrive, because they are lost whatever the 
 Deviations:
 - Cohorts have a fixed size. The paper draws each client by itself, so its neighbouring data have one client more.
 - Clients have the weight 1 instead of min(n_k / w, 1).
+- The update is clipped once, at its end. Algorithm 1 projects the model into the ball of radius S after each local
+  step. Both bound an upload by S.
 - What the simulation measures on clients, such as accuracies, and the choice of settings are outside the guarantee.
   Noise is drawn from the run's seed in floating point.
 

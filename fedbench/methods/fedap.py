@@ -8,9 +8,10 @@ sigma_jl|^2), the 2-Wasserstein distance of normal distributions, summed over la
 all clients, selected or not. pFedSim's appendix sets warmup and mu to .5.
 
 Deviations:
-- The warm-up averages by n_k / n. The authors count clients equally.
-- d uses the running statistics that clients upload in each warm-up round. The authors' code and FL-bench's use the
-  statistics of the layers' inputs over each client's training samples after the warm-up.
+- The warm-up averages by n_k / n. FL-bench counts clients equally.
+- d uses the running statistics that clients upload in each warm-up round. FL-bench uses the statistics of the layers'
+  inputs over each client's training samples after the warm-up. The authors' code has no warm-up: it is FedAP, with the
+  statistics of a pre-trained model.
 - Clients of a network without batch normalisation are compared by the mean and variance of their features before the
   classifier, over their training samples.
 

@@ -29,7 +29,7 @@ Deviations:
 - The concept drift of its experiments is not built.
 
 Batch normalisation: affine parameters and running statistics belong to the extractor; in the code statistics stay on
-the client. Steps (1) and (4) use the running statistics.
+the client. Steps (1) and (4) use the running statistics, in the code those of the mini-batch.
 """
 
 from __future__ import annotations

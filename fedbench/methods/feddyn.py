@@ -5,6 +5,8 @@ Server: h -= alpha/N sum_S (w_k - w^t), w^{t+1} = mean_S w_k - h / alpha. The st
 lambda_k = g_k / alpha on client k, and `drift` = -h / alpha = sum over rounds of 1/N sum_S (w_k - w^t) on the server.
 The paper averages clients uniformly and so minimises the unweighted mean of their losses. `weighted` follows the code's
 alpha_k = alpha mean(n) / n_k, which minimises the mean weighted by samples. It makes the terms of small clients stiff.
+The server's model w^{t+1} is scored. The code sends it too, but scores mean_S w_k and the mean of all clients' last
+models.
 Batch normalisation: running statistics are shared and averaged uniformly, unless they are private. The dynamic terms
 include shared weights only.
 """

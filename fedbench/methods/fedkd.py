@@ -9,7 +9,8 @@ values of a matrix only the largest stay, the fewest that hold a share T of the 
 `highest` over the rounds.
 We read only the paper's abstract. The description follows the authors' code, run.py and model_bert.py, and HtFLlib.
 With `apart` each loss changes its own network only, and W learns with the mentee. In both codes (preset fedkd_code) all
-terms change both networks, and KL is averaged over classes too.
+terms change both networks, and KL is averaged over classes too. h, g and W are HtFLlib's: the authors' code compares
+all hidden states, without a map.
 The mentee has the first network of the federation, as in HtFLlib.
 
 Deviations:

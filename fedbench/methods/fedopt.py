@@ -2,7 +2,9 @@
 
 Algorithm 2: the server takes the clients' mean change D = sum_k (n_k / n) (w_k - w) for a gradient. Its steps are m =
 b1 m + (1 - b1) D, w = w + s m / (sqrt(v) + tau), with v = v + D^2 (FedAdagrad), b2 v + (1 - b2) D^2 (FedAdam) or v - (1
-- b2) D^2 sign(v - D^2) (FedYogi). m starts at 0 and v at tau^2. FedAvgM: u = b u + D, w = w + s u.
+- b2) D^2 sign(v - D^2) (FedYogi). m starts at 0 and v at tau^2. FedAvgM: u = b u + D, w = w + s u, as printed.
+Flower's baseline for the paper and FL-bench take Nesterov's step, s (D + b u), which the paper's experiments have by
+Flower's account.
 The clients run the method inside (`method/base=finetune`: FedAdam, fine-tuned). It may be any method whose server
 averages. The optimiser steps the network's weights among the averaged leaves. All other leaves are averaged, and
 private leaves stay on their clients. D is weighted by samples, as in the paper's experiments; Algorithm 2 counts

@@ -14,7 +14,8 @@ minimiser over the simplex of a^T [diag(V) + G_i] a with (G_i)_jl = sum_y <h_i,y
 the variance of the other clients' classifiers against their bias.
 
 Deviations:
-- The QP keeps weights below 1e-3. The authors' code drops them.
+- The QP keeps weights below 1e-3. The authors' code drops them. If rounding makes its matrix indefinite, it drops the
+  eigenvalues below 0.01, and without a solution the client keeps its classifier.
 - A class whose centroid no cohort has computed is not aligned. The code aligns it to the client's own.
 - The QP is over the cohort. Clients that are not drawn keep their classifier.
 

@@ -7,7 +7,13 @@ we leave it out. The code's mean gives all clients equal weights (`weighting: cl
 Clients minimise CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is taken for each sample: the mean squared
 difference between its feature and the global prototype of its class. Inference gives the class of the nearest global
 prototype; with `inference: head` the classifier decides.
-Deviation: the latest prototypes of clients that are not in the cohort count too.
+
+Deviations:
+- The latest prototypes of clients that are not in the cohort count too.
+- All classes compete at inference. In the code only those that the client holds do.
+- Prototypes are of the trained model. The code collects features while the last epoch trains.
+- Traffic counts a row for every class. The code sends the rows of a client's own classes.
+
 Batch normalisation: statistics are the client's own, as its model is. Prototypes are computed in evaluation mode.
 """
 

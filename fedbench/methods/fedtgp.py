@@ -11,6 +11,9 @@ over rounds, its optimiser is not. A class's average counts clients equally.
 Deviations:
 - The classifier predicts before the first round's training. The code does not score then.
 - Features have the networks' own width. The code pools them to one width.
+- Prototypes are of the trained model. The code computes them before it saves that model, so from the one of the round
+  before.
+- Traffic counts a row for every class.
 
 Batch normalisation: as in FedProto, statistics are the client's own, and prototypes are computed in evaluation mode.
 """

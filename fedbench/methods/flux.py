@@ -16,8 +16,8 @@ config.py. No preset follows the text.
 
 Deviations:
 - The features are the input of the last linear layer. The code has that of the first (`model.classifier=linear`).
-- The round is fixed. In the code it is the first after the third in which the mean accuracy rose by less than 0.06,
-  which is usually the fourth.
+- The round is fixed. In the code it is the first after the third by which the mean accuracy has risen by less than 0.06
+  in any round, which is usually the fourth.
 - The largest feature comes from the training samples. In the code it comes from the validation samples.
 - The pair whose distance is eps counts as near. In the code rounding decides.
 - Without an elbow eps is the largest of the distances. The code stops.

@@ -4,8 +4,13 @@ Algorithm 1 (model averaging): the server sends all k models. Client i takes the
 data, argmin_j F_i(theta_j), trains it and returns it with j. The server averages the models returned under each j. The
 models start from independent draws. A client that no round met takes its model in the same way.
 FedCollab's comparison does not state k. The default is its number of client types, 4; its Table 2 has the validated 3.
-Deviations: averages are weighted by size, as in FedAvg. A client is scored by the model that it would take now. The
-paper's gradient averaging, and layers that all k models share (its FEMNIST), are not here.
+
+Deviations:
+- Averages are weighted by size, as in FedAvg.
+- A client is scored by the model that it would take now. The code for CIFAR chooses it by the test loss.
+- The models are drawn once. That code draws them again until each is chosen by 10 % of the clients (35 % with k = 2).
+- The paper's gradient averaging, and layers that all k models share (its FEMNIST), are not here.
+
 Batch normalisation: each of the k models has its own statistics. Losses are compared in evaluation mode.
 """
 

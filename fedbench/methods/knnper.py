@@ -6,7 +6,8 @@ the k nearest samples. As in the authors' code, d is the squared distance over (
 In pFedGraph's code (`votes: softmax`), which also produced FedSaC's row, d is the squared distance itself and h_knn the
 softmax of the weights' sums by class. These sums are at most k and often near 0, so that h_knn is close to uniform.
 Both terms are probabilities. No message but FedAvg's model crosses the network.
-Deviation: lambda is one constant. In the paper each client tunes its own on validation samples.
+Deviation: lambda is one constant. In the paper each client has its own. The code chooses none: it scores a grid of
+lambdas for all clients.
 Batch normalisation: parameters and statistics are shared and averaged. Features use the running statistics.
 """
 

@@ -4,8 +4,12 @@ Eq. 4: client k minimises F_k(w) + mu l_con. For each sample l_con (Eq. 3) = -lo
 tau) + exp(s_prev / tau)) ]. s_glob and s_prev are the cosine similarities of the representation z(w) to those of the
 received model and of the client's previous local model, which it keeps. Before the client's first round that is the
 initial model, so in round 1 l_con is the constant log 2.
-Deviation: z is the input of the classifier layer. The paper puts a two-layer projection head before it; benchmarks that
-compare models of a given shape leave it out.
+
+Deviations:
+- z is the input of the classifier layer. The paper puts a two-layer projection head before it; benchmarks that compare
+  models of a given shape leave it out, as the code does with `use_project_head 0`.
+- In the code a client's previous model is at first a draw of its own, so l_con changes its first round.
+
 Batch normalisation: running statistics are shared. The two reference models use their own and move none.
 """
 

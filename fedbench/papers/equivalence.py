@@ -17,9 +17,9 @@ freedom. The interval is wider than with a printed spread of the same size.
 
 A share of N clients (IPR) moves in steps of one client and ends at 0 and 100 %, where seeds may all agree by chance. So
 its s is at least that of N independent clients, 100 sqrt(q (1 - q) / N), q = (hits + 1/2) / (n N + 1) (Jeffreys). With
-the bare s, five seeds and 20 clients the test would call 11 % of the values at the margin equivalent, not 5 %. Clients
-that are unlike, some sure to gain and others not, vary less than that: the floor is cautious. It leaves five seeds a
-side and 20 clients no `equivalent` from 4 to 96 %.
+the bare s, five seeds and 20 clients the test would call up to 11 % of the values at the margin equivalent, not 5 %.
+Clients that are unlike, some sure to gain and others not, vary less than that: the floor is cautious. It leaves five
+seeds a side and 20 clients no `equivalent` from 4 to 96 %.
 """
 
 from __future__ import annotations

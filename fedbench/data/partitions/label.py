@@ -13,7 +13,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, require_clients, require_size
 
-# dir<alpha>: each class is divided among the clients by a draw from Dirichlet(alpha) (Hsu et al. 2019).
+# dir<alpha>: each class is divided among the clients by a draw from Dirichlet(alpha) (Yurochkin et al. 2019).
 #
 # FedSaC and pFedSim redraw until every client holds `min_size` samples, and give no more of the remaining classes to a
 # client that already holds its fair share of all samples (`cap`, from Li et al., NIID-Bench, ICDE 2022). The cap is
