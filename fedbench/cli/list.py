@@ -360,7 +360,7 @@ COLUMNS = {  # of a run's row; SET, RULE, METRIC and MODALITY stand for names
     "METRIC METRIC_pooled METRIC_on_SET METRIC_unseen_EPOCHS": "each of protocol.metrics, as acc",
     "clients_METRIC ipr_METRIC rsd_METRIC": "number of clients with a value; IPR and RSD of the metric",
     "epsilon": "privacy loss of methods with differential privacy, at their delta; null: infinite, as without noise",
-    "bytes_up bytes_down": "sums over clients and rounds",
+    "bytes_up bytes_down": "uploads, and messages to clients that train, over all rounds; scoring alone counts none",
     "bytes_up_prepare bytes_down_prepare": "the part of these that the method's preparation sends",
     "seconds_total": "wall clock; seconds_prepare, _train, _server and _evaluate are its parts",
     "version_PROGRAM commit": "versions of fedbench, Python, torch and NumPy, and the commit",

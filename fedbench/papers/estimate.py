@@ -121,6 +121,8 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     ways = {"finished ones": total.finished, "a step timed here, without servers": total.timed}
     how = ", ".join(f"{amount(count, 'run')} by {way}" for way, count in ways.items() if count)
     if not how:
+        if any(job.study for job in missing):
+            yield "time: no estimate of rows with `study:`"
         return
     yield f"time: about {rough_seconds(total.of_a_call(at_once))} on this machine, {at_once} at once ({how})"
     free, memory = free_bytes(torch.device("cpu")), at_once * total.memory

@@ -726,6 +726,8 @@ def test_semicolons_and_files_that_are_no_tables(tmp_path: Path) -> None:
     for name in ("bad.parquet", "bad.csv"):
         with pytest.raises(FedbenchError, match=rf"{name} is not a table .*; write a .parquet, or a .csv in UTF-8"):
             OwnTable(path=str(tmp_path / name), target="ill").load()
+    with pytest.raises(FedbenchError, match="is a folder: join its files to one table, with a column of clients"):
+        OwnTable(path=str(tmp_path), target="ill").load()
 
 
 @pytest.mark.parametrize(

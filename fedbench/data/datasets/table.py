@@ -128,6 +128,8 @@ class OwnTable(OwnData):
             raise ConfigError(
                 f"{path}: .parquet is read by pyarrow: pip install 'fedbench-harness[parquet]', or write a .csv"
             ) from error
+        except IsADirectoryError as error:
+            raise ConfigError(f"{path} is a folder: join its files to one table, with a column of clients") from error
         except OSError as error:
             raise DataMissing(f"{path}: {error.strerror or reason_of(error)}") from error
         except Exception as error:  # of many classes

@@ -116,6 +116,13 @@ def test_why_cells_cannot_be_built_is_said_once(
     assert len(tried) == 1, "the same data, partition and network are not tried again"
 
 
+def test_it_says_that_a_study_has_no_estimate(tmp_path: Path) -> None:
+    made = planned(tmp_path, ROWS)
+    studies = [dataclasses.replace(job, study="cost") for job in made.missing()]
+    assert list(estimate.estimate_lines(made, studies, 1)) == ["time: no estimate of rows with `study:`"]
+    assert list(estimate.estimate_lines(made, [], 1)) == []
+
+
 def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(tmp_path: Path, timed: list[str]) -> None:
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
