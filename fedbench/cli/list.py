@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from rich.table import Table
+from rich.text import Text
+
 from fedbench.config import groups
 from fedbench.config.arguments import CommandParser
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
 from fedbench.core.markdown import markdown
+from fedbench.runs.progress import Output
 from fedbench.runs.run import flat
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -334,8 +339,6 @@ def _recorders() -> Listing:
 
 
 def _metrics() -> Listing:
-    from fedbench.sample_metrics import METRICS
-
     words = {name: (inspect.getdoc(each.of) or "").partition("\n")[0] for name, each in METRICS.items()}
     rows = [{"metric": name, "meaning": meaning} for name, meaning in words.items()]
     return Listing("Metrics of a run besides accuracy: protocol.metrics=[auroc,nll]", rows)
@@ -401,11 +404,6 @@ def list_command(arguments: Sequence[str]) -> int:
     if given.markdown:
         sys.stdout.write(table.markdown())
         return 0
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedbench.runs.progress import Output
-
     shown = Table(title=table.title, title_justify="left")
     for column in table.columns:
         words = (word for row in table.rows for word in row[column].split())

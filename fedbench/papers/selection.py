@@ -10,9 +10,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, cast
 
+from omegaconf import OmegaConf
+
 from fedbench.config import schema
 from fedbench.config.compose import changes_nothing, compose, key_of
 from fedbench.config.fields import Component, positive, typed
+from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
 
@@ -142,8 +145,6 @@ def compose_cell(
     table: TableSpec, column: ColumnSpec, row: Sequence[str], selection: Selection
 ) -> tuple[list[str], dict[str, Any]]:
     """Return (overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
-    from omegaconf import OmegaConf
-
     overrides = [*table.base, *column.overrides, *row]
     if selection.substitute:
         chosen = [f"dataset={selection.substitute}", *column.substitute]
@@ -154,8 +155,6 @@ def compose_cell(
         config = compose(overrides)
         plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except Exception as error:
-        from fedbench.config.messages import one_line
-
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
     own = {key_of(text) for text in selection.changed}  # what the user says stands against the scale
     scaled = [text for text in load_scale(selection.scale).overrides(plain) if key_of(text) not in own]

@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar, cast
 
+from omegaconf import OmegaConf
+
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
@@ -172,8 +174,6 @@ def content_of(group: str, name: str) -> dict[str, Any]:
         UnknownName: there is no such file.
         ConfigError: it has the name of another.
     """
-    from omegaconf import OmegaConf
-
     file = groups.file_of(group, name)
     content = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file), resolve=True))
     if (said := content.get("name", name)) != name:

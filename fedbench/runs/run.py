@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
@@ -82,8 +83,6 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config of the run."""
-        import yaml
-
         content: dict[str, Any] = yaml.safe_load(files_of(self.folder).read(CONFIG))
         return content
 
@@ -349,8 +348,6 @@ def _readable(folder: Path, config: bool) -> list[dict[str, Any]]:
 
 def _config(folder: Path) -> dict[str, Any]:
     """Return the run's config as flat columns, or warn and return nothing if it cannot be read."""
-    import yaml
-
     try:
         content = yaml.safe_load(files_of(folder).read(CONFIG))
         groups = (*REGISTRIES, *SCHEMAS)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,15 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
+from fedbench.config.compose import suited
 from fedbench.core.errors import ConfigError, reason_of
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.progress import Output, human_seconds, result_line
-
-if TYPE_CHECKING:
-    from fedbench.runs.config import RunConfig
-    from fedbench.runs.run import Run
+from fedbench.runs.run import Run
 
 
 @dataclass
@@ -176,9 +175,6 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 def _outcome(config: DictConfig) -> JobOutcome:
     """Return the outcome of the run that `config` describes."""
-    from fedbench.config.compose import suited
-    from fedbench.runs.config import resolve
-
     here = _kept.get() is not None  # else in a process that a launcher started
     alone = HydraConfig.get().mode == RunMode.RUN
     plain: Mapping[str, Any] = {}

@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import groups, messages
 from fedbench.config.compose import changes_nothing, compose, key_of
@@ -24,6 +27,7 @@ from fedbench.engine.history import COMMON, TEST_SETS, VALIDATION
 from fedbench.engine.method import Method
 from fedbench.plots import runs as plots
 from fedbench.plots import style
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import FAMILIES, NUMBERS, Run
 from fedbench.sample_metrics import METRICS, known
@@ -32,15 +36,10 @@ from fedbench.sweeps.jobs import JobOutcome, launch, say, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from hydra.core.override_parser.types import Override
-    from hydra.core.utils import JobReturn
-    from omegaconf import DictConfig
 
 
 def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
     """Return an experiment's values, with the command line's in place of those of the same key."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     params = remaining(sweeper.params, arguments)
     texts = [*(f"{key}={value}" for key, value in params.items()), *arguments]
     return OverridesParser.create(config_loader=sweeper.hydra_context.config_loader).parse_overrides(texts)
@@ -132,7 +131,6 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
 
     A run that is refused says so in its own turn.
     """
-    from fedbench.runs.config import RunConfig, resolve
     from fedbench.runs.estimate import plan_lines
 
     runs, names, planned = list[RunConfig](), list[str](), jobs.is_only_planned()
