@@ -22,7 +22,7 @@ from fedbench.config.arguments import CommandParser
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
-from fedbench.core.markdown import markdown
+from fedbench.core.tables import markdown
 from fedbench.runs.progress import Output
 from fedbench.runs.run import flat
 from fedbench.sample_metrics import METRICS

@@ -18,6 +18,7 @@ from fedbench.core.checked import Archive
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import as_json, as_npz, checksum, make_folder, write_text
 from fedbench.core.locks import held
+from fedbench.core.tables import grouped
 from fedbench.papers import plan as tables
 from fedbench.papers import store
 from fedbench.papers.plan import Job, Plan
@@ -201,9 +202,7 @@ def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force
 
 def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return each run of several figures once, with the recorders of all of them."""
-    alike: dict[str, list[Job]] = {}
-    for job in jobs:
-        alike.setdefault(job.identity, []).append(job)
+    alike = grouped((job.identity, job) for job in jobs)
     return [
         with_recorders(first, first.run.arrays if first.finished else {}, *rest)
         if any(each.config.recorders for each in (first, *rest))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbench.cli.runs import Figures
+from fedbench.core.tables import grouped
 from fedbench.engine.history import TEST_SETS
 from fedbench.papers import store, text
 from fedbench.papers.spec import ColumnSpec
@@ -35,12 +36,10 @@ def table_figures(folder: Path) -> Figures:
 
 def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[runs.Curve]]:
     """Return the curves of a column by row, one a seed."""
-    found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-    for point in points:
-        if point["column"] == column:
-            numbers = {name: text for name, text in point.items() if name not in ("row", "column")}
-            found.setdefault(point["row"], {}).setdefault(point["seed"], []).append(numbers)
-    return {row: [runs.curve_of(seed) for seed in seeds.values()] for row, seeds in found.items()}
+    numbers = ({name: text for name, text in point.items() if name not in ("row", "column")} for point in points)
+    places = ((point["row"], point["column"], point["seed"]) for point in points)
+    seeds = grouped(zip(places, numbers, strict=True))
+    return grouped((row, runs.curve_of(own)) for (row, here, _), own in seeds.items() if here == column)
 
 
 def _beside(table: TableResult, column: ColumnSpec) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from typing import Any
 from fedbench.config import groups
 from fedbench.config.compose import key_of
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Stale
+from fedbench.core.tables import grouped
 from fedbench.papers import measures
 from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection, compose_cell, load_scale
@@ -117,10 +118,7 @@ def local_reference(job: Job) -> Job:
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
     """Return the first of each identity."""
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(job.identity, job)
-    return [*first.values()]
+    return [first for first, *_ in grouped((job.identity, job) for job in jobs).values()]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from rich.text import Text as Words
 
 from fedbench.core.errors import FedbenchError, nearest, unknown
 from fedbench.core.files import as_csv, frame_of, write_csv, write_text
-from fedbench.core.latex import latex, latex_line, latex_spans, latex_table
-from fedbench.core.markdown import escaped, markdown
+from fedbench.core.tables import escaped, latex, latex_line, latex_spans, latex_table, markdown
 from fedbench.papers import comparisons, recorded, store, verdict
 from fedbench.papers.equivalence import UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec

@@ -23,6 +23,7 @@ from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.locks import held
 from fedbench.core.signals import Stopped
+from fedbench.core.tables import grouped
 from fedbench.papers import measures, published, recorded, render, spec, store, summary, verdict
 from fedbench.papers.recorded import RunCounts
 from fedbench.papers.selection import Selection
@@ -84,6 +85,7 @@ COMMON = ("scale", "seeds", "jobs", "results", "dry_run")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
 FIGURE_KEYS = (*COMMON, "formats")
 ELSEWHERE = "another process is running it, or was stopped; the same command resumes"
+RETRY = "retry=true tries it again"
 
 
 # What a command line selects.
@@ -240,10 +242,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
         said = f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}"
         console.print(f"{said}; to make them again, delete their folders")
-    reasons: dict[str, list[CellRuns]] = {}
-    for cell in plan.cells:
-        if cell.reason and cell.reason != PENDING:
-            reasons.setdefault(cell.reason, []).append(cell)
+    reasons = grouped((cell.reason, cell) for cell in plan.cells if cell.reason not in ("", PENDING))
     for reason, lacking in reasons.items():
         console.print(f"{named(plan, lacking)}: {reason}")
     if missing:
@@ -307,15 +306,11 @@ def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
     from fedbench.papers.plan import of_runs
 
-    reasons: dict[str, list[Job]] = {}
-    for job in (lacking := plan.missing()):
-        why = f"failed: {job.failure}" if job.failure else f"not finished: {ELSEWHERE}"
-        reasons.setdefault(why, []).append(job)
-    for why, jobs in reasons.items():
-        word, _, reason = why.partition(": ")
-        where = of_runs(plan, {job.identity for job in jobs})
-        again = "; retry=true tries it again" * (word == "failed")
-        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}{again}", file=sys.stderr)
+    lacking = plan.missing()
+    for failure, jobs in grouped((job.failure, job) for job in lacking).items():
+        where, command = of_runs(plan, {job.identity for job in jobs}), shlex.join(jobs[0].overrides)
+        word, reason, again = ("failed", failure, "; " + RETRY) if failure else ("not finished", ELSEWHERE, "")
+        print(f"{word}: {where}: {reason}; as in: {command}{again}", file=sys.stderr)
     cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.files import write_text
-from fedbench.core.markdown import markdown as table_of
+from fedbench.core.tables import grouped
+from fedbench.core.tables import markdown as table_of
 from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
 from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
@@ -123,11 +124,8 @@ def read_standings(folder: Path) -> Standings:
 
 def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: Sequence[Line]) -> Table:
     mine = [line for line in lines if line["federation"] == federation["label"]]
-    ended: dict[str, set[str]] = {}
-    for line in mine:
-        if line["stage"] == FINAL:
-            ended.setdefault(line["row"], set()).add(line["seed"])
-    whole = set.intersection(*ended.values()) if ended else set()
+    ended = grouped((line["row"], line["seed"]) for line in mine if line["stage"] == FINAL)
+    whole = set.intersection(*map(set, ended.values())) if ended else set()
     here = [line for line in mine if line["stage"] != FINAL or line["seed"] in whole]
     clients = {row: _clients(here, row) for row in dict.fromkeys(line["row"] for line in here)}
     found = [_standing(board, row, here, clients) for row in clients]

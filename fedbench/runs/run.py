@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
+from fedbench.core.tables import grouped
 from fedbench.engine.history import COMMON, VALIDATION, History, Labels, measured_columns, seconds_columns
 from fedbench.metrics import (
     RULES,
@@ -295,10 +296,7 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
         for name, value in by_size(each, sizes).items():
             columns.setdefault(f"acc_{name}", []).append(100 * value)
     for method in against:
-        references: dict[tuple[Any, ...], list[int]] = {}
-        for place, run in enumerate(runs):
-            if run.row["method"] == method:
-                references.setdefault(_setting(run), []).append(place)
+        references = grouped((_setting(run), place) for place, run in enumerate(runs) if run.row["method"] == method)
         if not references:
             raise ConfigError(f"no run of {method} among the collected runs to compare with")
         for run, mine in zip(runs, accuracy, strict=True):

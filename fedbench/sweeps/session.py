@@ -21,8 +21,8 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import ACCURACY, SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, setting_name, write_text
-from fedbench.core.latex import latex, latex_line, latex_table
-from fedbench.core.markdown import markdown as grid
+from fedbench.core.tables import latex, latex_line, latex_table
+from fedbench.core.tables import markdown as grid
 from fedbench.engine.history import COMMON, TEST_SETS, VALIDATION
 from fedbench.engine.method import Method
 from fedbench.plots import runs as plots
