@@ -62,8 +62,7 @@ def listing(kind: str) -> Listing:
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     found = KINDS[kind]
-    made: Listing = (pkgutil.resolve_name(found) if isinstance(found, str) else found)()
-    return made
+    return cast("Listing", (pkgutil.resolve_name(found) if isinstance(found, str) else found)())
 
 
 def usable(group: str) -> list[str]:

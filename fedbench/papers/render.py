@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
@@ -26,10 +27,7 @@ from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, fewer_client
 from fedbench.runs.run import TEXT
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-
-    from fedbench.papers.recorded import RunCounts
 
 
 CSV, TEX = "csv", "tex"
@@ -45,7 +43,7 @@ def formats_of(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
+def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, recorded.RunCounts]:
     """Draw the table stored in `folder` as table.md in the same folder.
 
     The format tex gives table.tex. csv gives cells.csv and the tests that the table allows: significance.csv compares

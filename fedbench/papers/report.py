@@ -31,7 +31,7 @@ from fedbench.papers import boards, measures, recorded, standings, store, summar
 from fedbench.papers.comparisons import agreements
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
-from fedbench.papers.store import SEPARATOR, Cell, TableResult
+from fedbench.papers.store import SEPARATOR, Cell, TableResult, number_of
 from fedbench.papers.text import DASH, Layout, Text, notes
 from fedbench.papers.verdict import NONE
 from fedbench.plots.style import cluster_order
@@ -107,7 +107,7 @@ def packed(content: Any) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number rounded to what can be seen; None where there is no finite value."""
-    number = math.nan if value in ("", None) else float(value)
+    number = number_of(value)
     if not math.isfinite(number):
         return None
     short = float(f"{number:.4g}")

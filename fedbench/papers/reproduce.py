@@ -33,7 +33,7 @@ from fedbench.papers.verdict import Verdict
 from fedbench.runs.progress import Output, amount
 
 if TYPE_CHECKING:
-    from fedbench.papers.figure_plan import FigurePlan
+    from fedbench.papers.figure_plan import FigurePlan, FigureSpec
     from fedbench.papers.plan import CellRuns, Job, Plan
 
 REPRODUCE_HELP = """\
@@ -388,16 +388,14 @@ def figure_command(arguments: Sequence[str]) -> int:
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_figure_spec(name) for name in names]
-    selection = replace(selection, figures=tuple(spec.name for spec in specs))
-    return _make_figures(selection, Path(selection.results) / "figures")
+    return _make_figures(specs, selection)
 
 
-def _make_figures(selection: Selection, folder: Path) -> int:
+def _make_figures(specs: Sequence[FigureSpec], selection: Selection) -> int:
     from fedbench.papers import figure_plan as plan
 
     launcher, at_once = launcher_of(selection)
-    plans = _figure_plans(selection)
-    refused = len(selection.figures) - len(plans)
+    folder, plans = Path(selection.results) / "figures", _figure_plans(specs, selection)
     begun = time.monotonic()
     missing = plan.merged_jobs([job for each in plans for job in each.missing()])
     print(f"{amount(len(plans), 'figure')}, {amount(len(missing), 'run')} to make, {at_once} at once")
@@ -408,24 +406,24 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     failed = sum(not _draw_figure(each, folder) for each in plans)
     plan.write_overview(folder)
     print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
-    return INCOMPLETE if failed or refused else OK
+    return INCOMPLETE if failed or len(plans) < len(specs) else OK
 
 
-def _figure_plans(selection: Selection) -> list[FigurePlan]:
+def _figure_plans(specs: Sequence[FigureSpec], selection: Selection) -> list[FigurePlan]:
     """Return the plans of the figures that can be planned; one alone that cannot is an error."""
     from fedbench.papers import figure_plan as plan
 
     plans = []
-    for name in selection.figures:
+    for each in specs:
         try:
-            plans.append(plan.make_plan(plan.load_figure_spec(name), selection))
+            plans.append(plan.make_plan(each, selection))
         except FedbenchError as error:
-            if len(selection.figures) == 1:
+            if len(specs) == 1:
                 raise
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{each.name}: {error}", file=sys.stderr)
             continue
         if reason := plans[-1].substituted:
-            print(f"{name}: {reason}; drawn at scale={plans[-1].scale} instead")
+            print(f"{each.name}: {reason}; drawn at scale={plans[-1].scale} instead")
     return plans
 
 

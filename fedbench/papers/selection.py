@@ -97,7 +97,6 @@ class Selection(Component):
     """What a command line selects: a table, figures or a board, which part of it, and how its runs are made."""
 
     table: str = ""
-    figures: tuple[str, ...] = ()
     board: str = ""
     scale: str = "paper"
     rows: tuple[str, ...] = ()  # labels of the rows to run; (): all

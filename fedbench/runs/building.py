@@ -7,11 +7,11 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedbench.core import trees
@@ -31,9 +31,6 @@ from fedbench.engine.simulation import State, received, scored_together
 from fedbench.models.task import Model, Task
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 def build(run: RunConfig) -> Setup:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
@@ -56,7 +56,6 @@ from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import ArrayLike
 
     from fedbench.core.trees import Tree
     from fedbench.runs.building import Prediction, ScoredModels
@@ -84,8 +83,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config of the run."""
-        content: dict[str, Any] = yaml.safe_load(files_of(self.folder).read(CONFIG))
-        return content
+        return cast("dict[str, Any]", yaml.safe_load(files_of(self.folder).read(CONFIG)))
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -356,25 +354,21 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
 
 
+ONE_TYPE = ("boolean", "integer", "floating", "mixed-integer-float", "string", "empty")  # in the words of pandas
+
+
 def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows whose columns have one type each, as parquet needs: mixed ones and lists become JSON text."""
+    from pandas.api.types import infer_dtype
+
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
-        kinds = {_kind(value) for value in values}
-        if len(kinds) > 1 or "other" in kinds:
+        if infer_dtype(values) not in ONE_TYPE:
             for row in rows:
                 if row.get(name) is not None and not isinstance(row[name], str):
                     row[name] = json.dumps(row[name])
     return [{name: row.get(name) for name in names} for row in rows]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "text" if isinstance(value, str) else "other"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -194,12 +194,11 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
 def outcome_of(job: JobReturn) -> JobOutcome:
     """Return a job's outcome, or, if its process died, an outcome that says so."""
     try:
-        outcome: JobOutcome = job.return_value
+        return cast("JobOutcome", job.return_value)
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
         code, failure = messages.explained(error, " ".join(overrides))
         return JobOutcome(values_of(overrides), code=code, failure=failure)
-    return outcome
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
