@@ -150,8 +150,7 @@ ANY = ValueDomain("be finite", "", lambda value: not isinstance(value, float) or
 
 
 def _field(default: Any, domain: ValueDomain) -> Any:
-    metadata: Mapping[str, Any] = {DOMAIN: domain}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={DOMAIN: domain})
 
 
 T = TypeVar("T")

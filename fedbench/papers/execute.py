@@ -38,7 +38,7 @@ POLL = 1.0  # seconds between two looks at the run folders
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
-def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch | None = None) -> None:
+def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch = lambda *_: None) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
     A job that fails leaves its reason in its folder and does not stop the others. `watch` gets the finished jobs now
@@ -214,10 +214,7 @@ def _study(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
-    if watch is None:
-        yield
-        return
+def _watching(jobs: Sequence[Job], watch: Watch) -> Iterator[None]:
     done = threading.Event()
     waiting = list(jobs)
     finished: list[Job] = []

@@ -78,18 +78,9 @@ class FigureSpec:
 
     def table(self, name: str) -> TableSpec:
         """Return the runs of a setting as a table, for the tables' planner."""
-        setting = self.setting(name)
-        whole = TableSpec(
-            self.name,
-            f"{self.mirrors}: {self.title}",
-            "",
-            "",
-            (MetricSpec("acc"),),
-            self.rows,
-            self.columns,
-            (*self.base, *setting.overrides),
-            setting.seeds,
-        )
+        setting, metrics = self.setting(name), (MetricSpec("acc"),)
+        title, base = f"{self.mirrors}: {self.title}", (*self.base, *setting.overrides)
+        whole = TableSpec(self.name, title, "", "", metrics, self.rows, self.columns, base, setting.seeds)
         return whole.only(setting.rows, setting.columns)
 
 

@@ -220,7 +220,6 @@ def plan_of(selection: Selection) -> tuple[Plan, Path]:
 def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> None:
     """Print the plan: cells, runs, which are finished, which cannot run, and the time of the others."""
     from fedbench.papers.estimate import estimate_lines
-    from fedbench.papers.plan import named
 
     console = Output(highlight=False)
     jobs, undone = plan.jobs, plan.missing()
@@ -244,7 +243,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
         console.print(f"{said}; to make them again, delete their folders")
     reasons = grouped((cell.reason, cell) for cell in plan.cells if cell.reason not in ("", PENDING))
     for reason, lacking in reasons.items():
-        console.print(f"{named(plan, lacking)}: {reason}")
+        console.print(f"{plan.named(lacking)}: {reason}")
     if missing:
         print("timing the runs on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
@@ -280,8 +279,6 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
 
 def _undecidable(plan: Plan) -> Iterator[str]:
     """Yield which requested values no outcome of the seeds could make equivalent, and how many seeds could."""
-    from fedbench.papers.plan import named
-
     clients = plan.stored.table.clients if plan.stored.table else {}
     table = TableResult(plan.spec, (), plan.provenance, clients)
     for metric in plan.spec.metrics:
@@ -295,7 +292,7 @@ def _undecidable(plan: Plan) -> Iterator[str]:
             ours = all(math.isfinite(judged.seeds) for _, judged in found)
             ends = sorted(judged.seeds if ours else judged.both for _, judged in found)[:: len(found) - 1 or 1]
             span = " to ".join(dict.fromkeys(f"{each:.0f}" for each in ends)).replace("inf", "no number of")
-            cells = named(plan, [runs for runs, _ in found])
+            cells = plan.named([runs for runs, _ in found])
             yield (
                 f"undecidable with these seeds, whatever the outcome: {metric.label} of {cells}; {span} seeds"
                 f"{'' if ours else ' on both sides'} could decide"
@@ -304,11 +301,9 @@ def _undecidable(plan: Plan) -> Iterator[str]:
 
 def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
-    from fedbench.papers.plan import of_runs
-
     lacking = plan.missing()
     for failure, jobs in grouped((job.failure, job) for job in lacking).items():
-        where, command = of_runs(plan, {job.identity for job in jobs}), shlex.join(jobs[0].overrides)
+        where, command = plan.of_runs({job.identity for job in jobs}), shlex.join(jobs[0].overrides)
         word, reason, again = ("failed", failure, "; " + RETRY) if failure else ("not finished", ELSEWHERE, "")
         print(f"{word}: {where}: {reason}; as in: {command}{again}", file=sys.stderr)
     cells = [cell for cell in plan.cells if cell.selected]

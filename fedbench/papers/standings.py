@@ -23,7 +23,7 @@ from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
 from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
 from fedbench.papers.equivalence import LEVEL
-from fedbench.papers.store import files_of
+from fedbench.papers.store import Array, files_of
 from fedbench.papers.text import DASH
 from fedbench.runs.progress import UNSEEN
 from fedbench.sample_metrics import METRICS, known
@@ -96,11 +96,6 @@ class Standings:
     runs: int
     cost: float  # hours by the runs' clocks, all trials counted
 
-    @property
-    def references(self) -> list[str]:
-        """The rows that all others are compared with."""
-        return [*self.board["references"]]
-
 
 def board_folders(results: Path | str) -> list[Path]:
     """Return every board below `results` that has a page, in order of name; one whose runs go on has none yet."""
@@ -136,17 +131,14 @@ def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: 
     return Table(federation["label"], setting, tuple(seeds), judged, len(board["seeds"]))
 
 
-def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:
+def _clients(lines: Sequence[Line], row: str) -> dict[int, Array]:
     """Return the accuracies [N] of a row's clients by seed."""
     own = [line for line in lines if line["row"] == row and line["stage"] == FINAL and line.get("clients")]
     return {int(line["seed"]): np.array(line["clients"].split(), dtype=float) for line in own}
 
 
 def _standing(
-    board: Mapping[str, Any],
-    row: str,
-    lines: Sequence[Line],
-    clients: Mapping[str, Mapping[int, np.ndarray[Any, Any]]],
+    board: Mapping[str, Any], row: str, lines: Sequence[Line], clients: Mapping[str, Mapping[int, Array]]
 ) -> Standing:
     own = [line for line in lines if line["row"] == row]
     first = f"{board['rungs'][0]} rounds"
@@ -287,7 +279,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
 
 def rules(drawn: Standings) -> Iterator[str]:
     """Yield sentences on how the numbers are made."""
-    board, references = drawn.board, ", ".join(drawn.references)
+    board, references = drawn.board, ", ".join(drawn.board["references"])
     rungs, (first, *more) = ", ".join(map(str, board["rungs"])), board["tuning_seeds"]
     further = f", at the last rung also {', '.join(map(str, more))}" if more else ""
     yield "All rows of a seed have the same partition, initial weights, cohorts and batches. Cost is not equalised."
@@ -340,7 +332,7 @@ def standings_markdown(drawn: Standings) -> str:
         text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {each.ran}\n")
         names = known({name for line in each.lines for name in line.measures})
         lines = [
-            cells(line, drawn.references, len(each.seeds))
+            cells(line, drawn.board["references"], len(each.seeds))
             + [f"{line.measures[name]:.2f}" if name in line.measures else DASH for name in names]
             for line in each.lines
         ]

@@ -71,10 +71,9 @@ class Layout:
         shown = {column.label for column in self.columns}
         known = {cell.row for cell in begun if cell.column in shown or not shown}
         rows = [row.label for row in spec.rows if row.label not in known]
-        columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
-        whole = {column.label for column in spec.columns if column.mean} - {cell.column for cell in begun}
-        parts = {label for column in spec.columns if column.label in whole for label in column.mean}
-        columns = [label for label in columns if label not in parts]
+        waiting = [column for column in spec.columns if column.label not in {cell.column for cell in begun}]
+        parts = {label for column in waiting for label in column.mean}
+        columns = [column.label for column in waiting if column.label not in parts]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
         return f"Left out ({PENDING}): {said}." if said else ""
