@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbench.config import messages
 from fedbench.config.compose import compose, tell_of_doubles
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.locks import wait_while_in_use
@@ -162,8 +163,6 @@ def _text(value: Any) -> str:
 @contextlib.contextmanager
 def _told(overrides: tuple[str, ...]) -> Iterator[None]:
     """Raise errors that the command line reports in one line as FedbenchError; leave the caller's torch alone."""
-    from fedbench.config import messages
-
     if other := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{other[0]!r} is not an override: give a text, 'seed=0', or a dictionary as run(**values)")
     if options := [each for each in overrides if each.startswith("-") and not each.startswith(("-m", "--config-dir"))]:

@@ -239,7 +239,7 @@ def times_to_accuracy(
 
 Figures = dict[str, "Figure"]
 TABLE = "table.zip"
-TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
+TABLE_FIGURES = "fedbench.papers.render:table_figures"
 
 
 def run_figures(folder: Path) -> Figures:

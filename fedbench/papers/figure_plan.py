@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedbench import recorders
+from fedbench.cli.list import Listing
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.checked import Archive
@@ -126,6 +127,15 @@ def ordered_specs() -> list[FigureSpec]:
     """Return all figures, in the order of the papers and of numbers."""
     papers = list(PAPERS)
     return sorted(map(load_figure_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
+
+
+def listed_figures() -> Listing:
+    """List the figures of the papers."""
+    rows = [
+        {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
+        for s in ordered_specs()
+    ]
+    return Listing("Figures of the papers", rows)
 
 
 @dataclass(frozen=True)
