@@ -45,7 +45,7 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "tta": "fedbench.cli.runs:tta_command",
     "report": "fedbench.papers.report:report_command",
     "redraw": "fedbench.papers.reproduce:redraw_command",
-    "check-method": "fedbench.testing.command:check_command",
+    "check-method": "fedbench.testing:check_command",
 }
 SWEEPING = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")

@@ -152,18 +152,18 @@ def plot_command(arguments: Sequence[str]) -> int:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
     out = Path(options["out"])
     runs, tables = find_folders(paths)
+    drawn = [(folder, run_figures, folder.resolve().parts[-3:]) for folder in runs]
+    drawn += [(folder, pkgutil.resolve_name(TABLE_FIGURES), _below_tables(folder)) for folder in tables]
     lost, named = [], Counter[str]()
-    for index, folder in enumerate([*runs, *tables]):
-        name = "-".join(folder.resolve().parts[-3:] if index < len(runs) else _below_tables(folder))
+    for folder, draw, parts in drawn:
+        name = "-".join(parts)
         named[name] += 1
         name += f"-{named[name]}" if named[name] > 1 else ""  # the same run or table of another place
         try:
             with style.styled(name):
-                draw = run_figures if index < len(runs) else pkgutil.resolve_name(TABLE_FIGURES)
-                figures: Figures = draw(folder)
-                save_figures(figures, out / name, formats)
+                save_figures(draw(folder), out / name, formats)
         except Damaged as error:
-            if len(runs) + len(tables) == 1:
+            if len(drawn) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             lost.append(folder)
@@ -173,11 +173,11 @@ def plot_command(arguments: Sequence[str]) -> int:
     return OK
 
 
-def _below_tables(folder: Path) -> list[str]:
+def _below_tables(folder: Path) -> tuple[str, ...]:
     """Return the path of a filled table below the nearest folder `tables`; without one its own name."""
     *above, own = folder.resolve().parts
     below = above[::-1].index("tables") if "tables" in above else 0
-    return [*above[len(above) - below :], own]
+    return *above[len(above) - below :], own
 
 
 def tta_command(arguments: Sequence[str]) -> int:

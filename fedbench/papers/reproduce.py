@@ -30,6 +30,7 @@ from fedbench.papers.selection import Selection
 from fedbench.papers.spec import TableSpec
 from fedbench.papers.store import PENDING, Cell, TableResult
 from fedbench.papers.verdict import Verdict
+from fedbench.plots import style
 from fedbench.runs.progress import Output, amount
 
 if TYPE_CHECKING:
@@ -331,7 +332,6 @@ def redraw_command(arguments: Sequence[str]) -> int:
         print(REDRAW_HELP, end="")
         return OK
     from fedbench.papers import figure_plan, standings
-    from fedbench.plots import style
 
     given, others, places = split_arguments(arguments, ("formats",))
     if others:
@@ -371,7 +371,6 @@ def figure_command(arguments: Sequence[str]) -> int:
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED
     from fedbench.papers import figure_plan as plan
-    from fedbench.plots import style
 
     selection, names = select(arguments, FIGURE_KEYS)
     selection = replace(selection, formats=selection.formats or ("svg", "png"))

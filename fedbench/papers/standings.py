@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.files import write_text
-from fedbench.core.tables import grouped
-from fedbench.core.tables import markdown as table_of
+from fedbench.core.tables import grouped, markdown
 from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
 from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
@@ -336,7 +335,7 @@ def standings_markdown(drawn: Standings) -> str:
             + [f"{line.measures[name]:.2f}" if name in line.measures else DASH for name in names]
             for line in each.lines
         ]
-        text.append(table_of([[*HEADINGS, *(METRICS[name].heading for name in names)], *lines]).rstrip())
+        text.append(markdown([[*HEADINGS, *(METRICS[name].heading for name in names)], *lines]).rstrip())
     text.append("\n## Rules\n")
     text += [f"- {rule}" for rule in rules(drawn)]
     return "\n".join(text) + "\n"
