@@ -125,9 +125,7 @@ class Run:
     @cached_property
     def label_counts(self) -> NDArray[np.float64]:
         """Training samples [N, K] of each label."""
-        clients = files_of(self.folder).csv(PARTITION)
-        labels = [name for name in clients[0] if name.startswith("class_")]
-        return np.array([[float(client[name]) for name in labels] for client in clients])
+        return np.asarray(files_of(self.folder).frame(PARTITION).filter(regex="^class_"), dtype=np.float64)
 
     @cached_property
     def W(self) -> NDArray[np.float64] | None:  # noqa: N802 - the papers' name
