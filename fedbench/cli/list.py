@@ -54,11 +54,7 @@ class Listing:
 
 
 def listing(kind: str) -> Listing:
-    """Return the table called `kind`.
-
-    Raises:
-        UnknownName: no such table.
-    """
+    """Return the table called `kind`. Raises UnknownName if there is none."""
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     found = KINDS[kind]

@@ -120,11 +120,7 @@ def _print_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def write_frame(table: pd.DataFrame, out: Path) -> None:
-    """Write .csv or .parquet, atomically.
-
-    Raises:
-        ConfigError: parquet without pyarrow.
-    """
+    """Write .csv or .parquet, atomically. Raises ConfigError for parquet without pyarrow."""
     if out.suffix == ".csv":
         write_text(out, table.to_csv(index=False))
         return

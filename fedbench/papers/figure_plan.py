@@ -68,11 +68,7 @@ class FigureSpec:
         return f"{PAPERS[self.paper]}, Figure {self.figure}"
 
     def setting(self, name: str) -> Setting:
-        """Return the setting at a scale.
-
-        Raises:
-            UnknownName: the figure has no such setting.
-        """
+        """Return the setting at a scale. Raises UnknownName if the figure has none."""
         if name not in self.settings:
             raise unknown(f"scale of figure {self.name}", name, self.settings)
         return cast("Setting", self.settings[name])

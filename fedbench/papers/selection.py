@@ -84,11 +84,7 @@ class Scale:
 
 @functools.cache
 def load_scale(name: str) -> Scale:
-    """Return the scale in conf/scale/`name`.yaml.
-
-    Raises:
-        UnknownName: no such scale, or an unknown key.
-    """
+    """Return the scale in conf/scale/`name`.yaml. Raises UnknownName if there is none, or for an unknown key in it."""
     return typed(Scale, content_of("scale", name), f"scale '{name}'")
 
 

@@ -102,11 +102,7 @@ def board_folders(results: Path | str) -> list[Path]:
 
 
 def read_standings(folder: Path) -> Standings:
-    """Return what is recorded in `folder`, judged.
-
-    Raises:
-        Damaged: a file is not as it was written.
-    """
+    """Return what is recorded in `folder`, judged. Raises Damaged if a file is not as it was written."""
     files = files_of(folder, "board")
     made, lines = files.json(BOARD), files.csv(ROWS)
     board = made["board"]

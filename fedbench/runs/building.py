@@ -292,11 +292,7 @@ class ScoredModels:
             raise ConfigError(f"x cannot be read as samples: {reason_of(error)}") from error
 
     def _source(self, client: int) -> Tree:
-        """The sources of the model of `client`.
-
-        Raises:
-            FedbenchError: it has no scored model.
-        """
+        """The sources of the model of `client`. Raises FedbenchError if it has no scored model."""
         if not self._of_final_state:
             if self._sources["round"][client] < 0:
                 raise FedbenchError(f"client={client} has no scored model, because no round drew it")
