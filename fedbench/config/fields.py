@@ -150,7 +150,8 @@ ANY = ValueDomain("be finite", "", lambda value: not isinstance(value, float) or
 
 
 def _field(default: Any, domain: ValueDomain) -> Any:
-    return dataclasses.field(default=default, metadata={DOMAIN: domain})
+    metadata: Mapping[str, Any] = {DOMAIN: domain}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 T = TypeVar("T")
