@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbench.config.schema import SCORES, TASKS, score_of
-from fedbench.core.tables import grouped
 from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
 from fedbench.sample_metrics import METRICS
 
@@ -268,6 +267,8 @@ def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set
 
 def _grouped(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
     """Rows by their values of `names`, in order of first appearance."""
+    from fedbench.core.tables import grouped  # which a single run does without
+
     return grouped((tuple(str(row.get(name) or "") for name in names), row) for row in rows)
 
 

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
-from fedbench.core.tables import grouped
 from fedbench.engine.history import COMMON, VALIDATION, History, Labels, measured_columns, seconds_columns
 from fedbench.metrics import (
     RULES,
@@ -284,6 +283,8 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
     Raises:
         ConfigError: no run in the table is of such a method, or several would serve as a run's reference.
     """
+    from fedbench.core.tables import grouped  # which a single run does without
+
     runs = [Run(Path(path)) for path in table["path"]]
     accuracy = [np.array([float(row["acc"] or "nan") for row in run.client_rows]) / 100 for run in runs]
     columns: dict[str, list[float]] = {"acc_worst_tenth": [100 * worst(each) for each in accuracy]}
