@@ -12,8 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbench.config import messages
+from fedbench.config.compose import compose, tell_of_doubles
 from fedbench.core.errors import ConfigError, FedbenchError
-from fedbench.runs.run import Run
+from fedbench.core.locks import wait_while_in_use
+from fedbench.runs.config import resolve
+from fedbench.runs.run import Run, collect
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +41,6 @@ def run(*overrides: str, data: Any = None, **values: Any) -> Run:
     Raises:
         FedbenchError: any error that the command line reports in one line.
     """
-    from fedbench.config.compose import compose, tell_of_doubles
-    from fedbench.core.locks import wait_while_in_use
-    from fedbench.runs.config import resolve
     from fedbench.runs.execution import execute
 
     with _told(overrides):
@@ -97,7 +98,6 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
         FedbenchError: there is no such folder.
     """
     from fedbench.runs.execution import changed_since
-    from fedbench.runs.run import collect
 
     if odd := [each for each in folders if not isinstance(each, (str, Path))]:
         raise ConfigError(f"{odd[0]!r} is no folder: give each by itself, load('runs', 'others')")
@@ -163,8 +163,6 @@ def _text(value: Any) -> str:
 @contextlib.contextmanager
 def _told(overrides: tuple[str, ...]) -> Iterator[None]:
     """Raise errors that the command line reports in one line as FedbenchError; leave the caller's torch alone."""
-    from fedbench.config import messages
-
     if other := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{other[0]!r} is not an override: give a text, 'seed=0', or a dictionary as run(**values)")
     if options := [each for each in overrides if each.startswith("-") and not each.startswith(("-m", "--config-dir"))]:

@@ -32,7 +32,7 @@ from fedbench.config import groups
 from fedbench.config.fields import DOMAIN
 from fedbench.config.schema import LocalConfig, ProtocolConfig
 from fedbench.core.files import read_csv
-from fedbench.core.markdown import markdown
+from fedbench.core.tables import grouped, markdown
 from fedbench.core.version import __version__
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method, own_score
@@ -182,12 +182,9 @@ def linked(name: str, text: str, pages: Iterable[str]) -> str:
 def method_pages() -> dict[str, str]:
     """Return a page for each method, and one that lists them."""
     rows = {row["method"].partition(",")[0]: row for row in listing("methods").rows}
-    grouped: dict[str, list[str]] = {}
-    for name, row in rows.items():
-        grouped.setdefault(row["group"], []).append(name)
     listed = [
         f"## {group}\n\n" + "\n".join(f"- [{name}]({name}.md): {escaped(rows[name]['what it does'])}" for name in names)
-        for group, names in grouped.items()
+        for group, names in grouped((row["group"], name) for name, row in rows.items()).items()
     ]
     home = "\n\n".join(["# Methods", *listed, tree("", [f"{name}.md" for name in sorted(rows)])])
     return {"methods/index.md": home, **{f"methods/{name}.md": method_page(name, row) for name, row in rows.items()}}
@@ -504,9 +501,8 @@ def boards(presets: Sequence[str]) -> list[Any]:
             whole = [line.row for line in table.lines if len(line.scores) == len(table.seeds)]
             for line in table.lines:
                 if line.row.partition(" ")[0] in presets:
-                    cells = dict(
-                        zip(standings.HEADINGS, standings.cells(line, board.references, len(table.seeds)), strict=True)
-                    )
+                    shown = standings.cells(line, board.board["references"], len(table.seeds))
+                    cells = dict(zip(standings.HEADINGS, shown, strict=True))
                     place = f"{whole.index(line.row) + 1} of {len(whole)}" if line.row in whole else "lost seeds"
                     where = f"[{board.name}](../results/leaderboard/{board.name}/README.md), {table.label}"
                     lines.append([where, line.row, place, *(cells[name] for name in shown)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedbench.core.markdown import markdown
+from fedbench.core.tables import markdown
 
 
 def table(head: Sequence[object], *rows: Sequence[object]) -> list[str]:

@@ -28,7 +28,7 @@ from fedbench.config import groups
 from fedbench.config.schema import ADDED, ProtocolConfig
 from fedbench.core import trees
 from fedbench.core.files import read_csv
-from fedbench.core.markdown import markdown as markdown_table
+from fedbench.core.tables import markdown as markdown_table
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
 from fedbench.papers import store, summary, text

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from rich.table import Table
+from rich.text import Text
+
 from fedbench.config import groups
 from fedbench.config.arguments import CommandParser
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
-from fedbench.core.markdown import markdown
+from fedbench.core.tables import markdown
+from fedbench.runs.progress import Output
 from fedbench.runs.run import flat
+from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -49,16 +54,11 @@ class Listing:
 
 
 def listing(kind: str) -> Listing:
-    """Return the table called `kind`.
-
-    Raises:
-        UnknownName: no such table.
-    """
+    """Return the table called `kind`. Raises UnknownName if there is none."""
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     found = KINDS[kind]
-    made: Listing = (pkgutil.resolve_name(found) if isinstance(found, str) else found)()
-    return made
+    return cast("Listing", (pkgutil.resolve_name(found) if isinstance(found, str) else found)())
 
 
 def usable(group: str) -> list[str]:
@@ -334,8 +334,6 @@ def _recorders() -> Listing:
 
 
 def _metrics() -> Listing:
-    from fedbench.sample_metrics import METRICS
-
     words = {name: (inspect.getdoc(each.of) or "").partition("\n")[0] for name, each in METRICS.items()}
     rows = [{"metric": name, "meaning": meaning} for name, meaning in words.items()]
     return Listing("Metrics of a run besides accuracy: protocol.metrics=[auroc,nll]", rows)
@@ -383,8 +381,8 @@ KINDS: dict[str, Callable[[], Listing] | str] = {  # of papers by name, which on
     ),
     "models": partial(components, "model", "Models"),
     "protocols": partial(components, "protocol", "Protocols; parameters that differ from the schema's defaults"),
-    "tables": "fedbench.papers.listing:tables",
-    "figures": "fedbench.papers.listing:figures",
+    "tables": "fedbench.papers.spec:listed_tables",
+    "figures": "fedbench.papers.figure_plan:listed_figures",
     "recorders": _recorders,
     "metrics": _metrics,
     "columns": _columns,
@@ -401,11 +399,6 @@ def list_command(arguments: Sequence[str]) -> int:
     if given.markdown:
         sys.stdout.write(table.markdown())
         return 0
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedbench.runs.progress import Output
-
     shown = Table(title=table.title, title_justify="left")
     for column in table.columns:
         words = (word for row in table.rows for word in row[column].split())

@@ -19,6 +19,8 @@ from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
@@ -38,9 +40,6 @@ def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
         ConfigError: an option comes before any name, or cannot be read.
         UnknownName: no such data set.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     chosen: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" not in word:

@@ -18,7 +18,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.config import groups
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from fedbench.config import groups, messages, sources
 from fedbench.config.compose import ONE_HYDRA, refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
 from fedbench.core.errors import ConfigError, unknown
@@ -41,7 +45,7 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "tta": "fedbench.cli.runs:tta_command",
     "report": "fedbench.papers.report:report_command",
     "redraw": "fedbench.papers.reproduce:redraw_command",
-    "check-method": "fedbench.testing.command:check_command",
+    "check-method": "fedbench.testing:check_command",
 }
 SWEEPING = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
@@ -131,9 +135,6 @@ def _run(arguments: Sequence[str]) -> int:
 
 def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
     """Make the runs that `arguments` describe and return their outcomes."""
-    import hydra
-
-    from fedbench.config import sources
     from fedbench.sweeps import jobs
 
     sources.register()
@@ -160,9 +161,6 @@ def sweep_keys(arguments: Sequence[str]) -> list[str]:
 
 def _swept_groups(arguments: Sequence[str]) -> list[str]:
     """Return `method` for `method=a,b` or `method='glob(*)'`; Hydra reports what it cannot read."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     swept = []
     for text in arguments:
         group, equals, _ = text.partition("=")
@@ -239,8 +237,6 @@ def _write_no_more() -> None:
 
 def report(error: Exception) -> int:
     """Print one line if the user can act on the error, else a traceback; return the exit code."""
-    from fedbench.config import messages
-
     code, text = messages.explained(error)
     try:
         sys.stdout.flush()

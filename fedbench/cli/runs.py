@@ -18,6 +18,7 @@ from fedbench.config.messages import OK, REFUSED
 from fedbench.config.schema import score_of
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import make_folder, write_bytes, write_text
+from fedbench.core.tables import grouped
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
@@ -119,11 +120,7 @@ def _print_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def write_frame(table: pd.DataFrame, out: Path) -> None:
-    """Write .csv or .parquet, atomically.
-
-    Raises:
-        ConfigError: parquet without pyarrow.
-    """
+    """Write .csv or .parquet, atomically. Raises ConfigError for parquet without pyarrow."""
     if out.suffix == ".csv":
         write_text(out, table.to_csv(index=False))
         return
@@ -151,18 +148,18 @@ def plot_command(arguments: Sequence[str]) -> int:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
     out = Path(options["out"])
     runs, tables = find_folders(paths)
+    drawn = [(folder, run_figures, folder.resolve().parts[-3:]) for folder in runs]
+    drawn += [(folder, pkgutil.resolve_name(TABLE_FIGURES), _below_tables(folder)) for folder in tables]
     lost, named = [], Counter[str]()
-    for index, folder in enumerate([*runs, *tables]):
-        name = "-".join(folder.resolve().parts[-3:] if index < len(runs) else _below_tables(folder))
+    for folder, draw, parts in drawn:
+        name = "-".join(parts)
         named[name] += 1
         name += f"-{named[name]}" if named[name] > 1 else ""  # the same run or table of another place
         try:
             with style.styled(name):
-                draw = run_figures if index < len(runs) else pkgutil.resolve_name(TABLE_FIGURES)
-                figures: Figures = draw(folder)
-                save_figures(figures, out / name, formats)
+                save_figures(draw(folder), out / name, formats)
         except Damaged as error:
-            if len(runs) + len(tables) == 1:
+            if len(drawn) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             lost.append(folder)
@@ -172,11 +169,11 @@ def plot_command(arguments: Sequence[str]) -> int:
     return OK
 
 
-def _below_tables(folder: Path) -> list[str]:
+def _below_tables(folder: Path) -> tuple[str, ...]:
     """Return the path of a filled table below the nearest folder `tables`; without one its own name."""
     *above, own = folder.resolve().parts
     below = above[::-1].index("tables") if "tables" in above else 0
-    return [*above[len(above) - below :], own]
+    return *above[len(above) - below :], own
 
 
 def tta_command(arguments: Sequence[str]) -> int:
@@ -238,7 +235,7 @@ def times_to_accuracy(
 
 Figures = dict[str, "Figure"]
 TABLE = "table.zip"
-TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
+TABLE_FIGURES = "fedbench.papers.render:table_figures"
 
 
 def run_figures(folder: Path) -> Figures:
@@ -262,11 +259,10 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
 
     Metrics of scores that all runs have are drawn over rounds too.
     """
-    named: dict[str, list[runs.Curve]] = {}
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
-    for run, name in zip(finished, names := distinct_names(rows, finished), strict=True):
-        named.setdefault(name, []).append(runs.curve_of(run.rounds))
+    names = distinct_names(rows, finished)
+    named = grouped(zip(names, (runs.curve_of(run.rounds) for run in finished), strict=True))
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
@@ -279,10 +275,8 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
             label = metric.words.replace(",", f" ({rows[0]['test_set']}),")
             found[f"curves-{name}"] = runs.accuracy_curves(named, column, label)
     if all(f"acc_on_{name}" in row for row in rows for name in ("local", "global")):
-        points: dict[str, list[tuple[float, float]]] = {}
-        for row, name in zip(rows, names, strict=True):
-            points.setdefault(name, []).append((row["acc_on_global"], row["acc_on_local"]))
-        found["plane"] = runs.local_common_plane(points, what)
+        points = ((row["acc_on_global"], row["acc_on_local"]) for row in rows)
+        found["plane"] = runs.local_common_plane(grouped(zip(names, points, strict=True)), what)
     return found
 
 
@@ -294,9 +288,7 @@ def distinct_names(
     varied = [key for key in keys if key in always or len({str(row.get(key) or "") for row in rows}) > 1]
     names = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
     names = _with_settings(names, finished) if finished else names
-    samples: dict[str, set[str]] = {}
-    for name, row in zip(names, rows, strict=True):
-        samples.setdefault(name, set()).add(identity(row)[1])
+    samples = grouped({(name, identity(row)[1]) for name, row in zip(names, rows, strict=True)})
     names = [f"{n} {identity(row)[1][:6]}" if len(samples[n]) > 1 else n for n, row in zip(names, rows, strict=True)]
     seen = {(name, row["seed"], identity(row)) for name, row in zip(names, rows, strict=True)}
     clashing = {name for (name, _), count in Counter(each[:2] for each in seen).items() if count > 1}

@@ -7,15 +7,18 @@ import logging
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from fedbench.config import groups
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.config import groups, sources
 from fedbench.core.errors import ConfigError, FedbenchError
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
-
 
 log = logging.getLogger("fedbench")
 
@@ -56,12 +59,6 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         HydraException, OmegaConfBaseException, ConfigError: an override of an unknown key, or a file that is no config.
     """
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fedbench.config import sources
-
     sources.register()
     parsed = [_parsed(text) for text in overrides]
     for each in parsed:
@@ -89,8 +86,6 @@ def changes_nothing(override: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(override: str) -> Override:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     return OverridesParser.create().parse_overrides([override])[0]
 
 
@@ -100,9 +95,6 @@ def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     Samples that name their clients bring partition=natural, and keys partition.KEY are then its keys. Tokens and series
     bring a network that reads them.
     """
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
-
     given = {key_of(text) for text in overrides}
     try:
         data = OmegaConf.to_container(config.dataset, resolve=True)
@@ -145,8 +137,6 @@ def refuse_mixed(override: Override, others: Sequence[str]) -> None:
 
 def _sets_a_value(override: Override) -> bool:
     """Whether `override` is a plain `key=value` that sets a value and chooses no option of a group."""
-    from hydra.core.override_parser.types import OverrideType
-
     key = str(override.key_or_group)
     if override.type != OverrideType.CHANGE or override.is_sweep_override() or override.package is not None:
         return False
@@ -171,8 +161,6 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
 @functools.lru_cache(maxsize=1024)
 def _part(state: object, group: str, choice: str) -> DictConfig:
     """Return a group's part of the config with `choice`; cached until a YAML changes."""
-    from omegaconf import OmegaConf
-
     if (name := choice.partition("=")[2]) in groups.names(group):
         return OmegaConf.create(groups.plain_option(group, name))
     # Of a family, such as dir0.3; or Hydra refuses the name.
@@ -192,9 +180,6 @@ ONE_HYDRA = threading.RLock()  # for what uses Hydra, whose state is the process
 
 
 def _by_hydra(overrides: Sequence[str]) -> DictConfig:
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-
     with ONE_HYDRA:
         running = GlobalHydra.instance().hydra  # of the job that this is called in
         GlobalHydra.instance().clear()

@@ -21,13 +21,12 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName, unknown
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 
 DOMAIN = "domain"
 SELECTS = "selects"
@@ -291,9 +290,6 @@ def typed(cls: type[T], values: object, where: str) -> T:
 
 def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return `values` with their fields' types; OmegaConf, which is slow, only converts values such as 1 for 1.0."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     hints = _hints(cast("Any", cls))
     others = {key: value for key, value in values.items() if not _is_plainly(value, hints[key])}
     if not others:
@@ -336,8 +332,6 @@ _hints = functools.cache(typing.get_type_hints)  # finding them takes longer tha
 @functools.cache
 def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
     """Return the schema of `keys` for OmegaConf; it is cached, because making it takes longer than checking values."""
-    from omegaconf import MISSING, OmegaConf
-
     hints = _hints(cast("Any", cls))
     given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
     return cast("DictConfig", OmegaConf.structured(given))

@@ -13,14 +13,15 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.config.fields import OWN, Registry, outside, owner, taken_twice
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName, unknown
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 CONFIG_NAME = "config"
 REGISTRIES = {  # config group -> where its registry is; imported when a component is first built
@@ -91,10 +92,6 @@ def load_yaml(path: Path) -> DictConfig:
 
 @functools.lru_cache(maxsize=1024)
 def _parsed_yaml(path: Path, content: bytes) -> DictConfig:
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         return cast("DictConfig", OmegaConf.load(io.StringIO(content.decode())))
     except UnicodeDecodeError as error:
@@ -151,8 +148,6 @@ def plain_option(group: str, name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _resolved(state: object, group: str, name: str) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     config = cast("dict[str, Any]", OmegaConf.to_container(load_option(file_of(group, name))))
     merged = OmegaConf.create({})
     for entry in config.pop("defaults", ["_self_"]):

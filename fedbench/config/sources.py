@@ -48,7 +48,7 @@ class VirtualSource(ConfigSource):
             ConfigError: files of two packages do.
         """
         path = _outer(config_path)
-        if (file := _found(path)) is not None:
+        if (file := groups.find(*_split(path))) is not None:
             return file.parent.name == "method" or file != Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
         return groups.member(*_split(path)) is not None
 
@@ -56,7 +56,7 @@ class VirtualSource(ConfigSource):
         """The file's content, a family's with the number from the name placed in the family's field."""
         path = _outer(config_path)
         member = groups.member(*_split(path))
-        file = _found(path) if member is None else member[0]
+        file = groups.find(*_split(path)) if member is None else member[0]
         config = groups.load_option(file or Path(self.path) / f"{path}.yaml")
         if member is not None:
             OmegaConf.update(config, member[1], member[2])
@@ -84,10 +84,6 @@ def register() -> None:
     plugins: Any = Plugins.instance()
     plugins.register(VirtualSource)
     plugins.register(VirtualSearchPath)
-
-
-def _found(path: str) -> Path | None:
-    return groups.find(*_split(path))
 
 
 def _split(path: str) -> tuple[str, str]:

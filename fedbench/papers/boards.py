@@ -303,11 +303,7 @@ class Ledger:
         self.read()
 
     def read(self) -> None:
-        """Read the rows recorded so far, also by other processes.
-
-        Raises:
-            ConfigError, Damaged: see `Ledger`.
-        """
+        """Read the rows recorded so far, also by other processes. Raises as `Ledger`."""
         if not self.files.has(ROWS):
             return
         self.lines = {place_in_board(line): line for line in self.files.csv(ROWS)}

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedbench.core.tables import grouped
 from fedbench.papers.equivalence import EQUIVALENT, LEAST_SEEDS, LEVEL, Sample, compare
 from fedbench.papers.spec import ColumnSpec, MetricSpec
 from fedbench.papers.store import Cell, TableResult
@@ -243,11 +244,7 @@ def matches(table: TableResult) -> list[Match]:
 
 def matrix(found: list[Match], column: str) -> dict[tuple[str, str], list[str]]:
     """Return (our row, published row) -> the outcomes in a column, in the order of the metrics that both have."""
-    together: dict[tuple[str, str], list[str]] = {}
-    for each in found:
-        if each.column == column:
-            together.setdefault((each.row, each.published), []).append(each.outcome)
-    return together
+    return grouped(((each.row, each.published), each.outcome) for each in found if each.column == column)
 
 
 def passes_for(found: list[Match], column: str, metric: str, row: str) -> tuple[str, ...]:

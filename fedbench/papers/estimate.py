@@ -22,7 +22,7 @@ from fedbench.engine.hardware import client_bytes, free_bytes
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
-from fedbench.papers.plan import Job, Plan, of_runs
+from fedbench.papers.plan import Job, Plan
 from fedbench.runs.config import RunConfig
 from fedbench.runs.estimate import (
     FORWARD_SHARE,
@@ -117,7 +117,7 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     """Yield lines for the user, for `at_once` runs at a time: which runs cannot be built, and what the others take."""
     total = estimate(plan, missing)
     for reason, identities in total.unknown.items():
-        yield f"cannot be built: {of_runs(plan, identities)}: {reason}"
+        yield f"cannot be built: {plan.of_runs(identities)}: {reason}"
     ways = {"finished ones": total.finished, "a step timed here, without servers": total.timed}
     how = ", ".join(f"{amount(count, 'run')} by {way}" for way, count in ways.items() if count)
     if not how:

@@ -20,8 +20,9 @@ from fedbench.config.compose import key_of
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
+from fedbench.core.tables import grouped
 from fedbench.papers import spec
-from fedbench.papers.reproduce import TABLE_KEYS, launcher_of, make_runs, plan_of, select, write_table
+from fedbench.papers.reproduce import RETRY, TABLE_KEYS, launcher_of, make_runs, plan_of, select, write_table
 from fedbench.papers.selection import Selection
 from fedbench.runs.progress import Output, rough_seconds
 
@@ -174,21 +175,19 @@ def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int, fa
 def _tell_failed(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.failure:
-            print(f"failed: {shlex.join(job.overrides)}: {job.failure}; retry=true tries it again", file=sys.stderr)
+            print(f"failed: {shlex.join(job.overrides)}: {job.failure}; {RETRY}", file=sys.stderr)
 
 
 def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[str], seconds: float) -> int:
     """Make the runs in the order of their columns until `seconds` are over; write a table after each new run."""
     jobs = list({job.identity: job for work in works for job in work.missing}.values())
-    tables: dict[str, set[str]] = {}
-    for work in works:
-        tables.setdefault(work.selection.table, set()).update(job.identity for job in work.missing)
+    tables = grouped((work.selection.table, job.identity) for work in works for job in work.missing)
     written: set[str] = set()
 
     def write(finished: Sequence[Job]) -> None:
         new = {job.identity for job in finished} - written
         for name, needed in tables.items():
-            if needed & new:
+            if new.intersection(needed):
                 write_table(replace(selection, table=name))
         written.update(new)
 

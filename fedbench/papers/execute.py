@@ -12,28 +12,33 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedbench.config import messages
+import hydra
+from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
+
+from fedbench.config import messages, sources
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError, FolderInUse, unknown
 from fedbench.engine.hardware import pick_device
 from fedbench.papers.plan import Job
+from fedbench.runs import execution
 from fedbench.runs.config import from_plain
+from fedbench.runs.folder import RunFolder, folder_of
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
 from fedbench.sweeps.session import scratch
-
-if TYPE_CHECKING:
-    from hydra.core.utils import JobReturn
-    from omegaconf import DictConfig
-
-    from fedbench.runs.folder import RunFolder
 
 POLL = 1.0  # seconds between two looks at the run folders
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
-def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch | None = None) -> None:
+def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch = lambda *_: None) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
     A job that fails leaves its reason in its folder and does not stop the others. `watch` gets the finished jobs now
@@ -48,14 +53,6 @@ def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watc
 
 
 def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
-    import hydra
-    from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.plugins import Plugins
-    from hydra.types import HydraContext, RunMode
-
-    from fedbench.config import sources
-
     if not jobs:
         return
     sources.register()
@@ -125,8 +122,6 @@ def _open(job: Job) -> bool:
 
 
 def _failed(returned: JobReturn | None) -> bool:
-    from hydra.core.utils import JobStatus
-
     return returned is not None and returned.status is JobStatus.FAILED
 
 
@@ -159,16 +154,12 @@ def perform(plains: Sequence[Mapping[str, Any]], logged: bool, config: DictConfi
 
     Of Hydra's config for the job only its number among `plains` and the folder of its log are used.
     """
-    from hydra.core.hydra_config import HydraConfig
-
-    from fedbench.runs.execution import execute
-    from fedbench.runs.folder import folder_of
 
     def make() -> JobOutcome:
         log = _log(Path(HydraConfig.get().sweep.dir), config.job)
         with _printing_to(log) if logged else contextlib.nullcontext():
             run = from_plain(plains[config.job])
-            return JobOutcome(failure=_failure_of(lambda: execute(run), folder_of(run)))
+            return JobOutcome(failure=_failure_of(lambda: execution.execute(run), folder_of(run)))
 
     return run_stoppable(make)
 
@@ -223,10 +214,7 @@ def _study(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
-    if watch is None:
-        yield
-        return
+def _watching(jobs: Sequence[Job], watch: Watch) -> Iterator[None]:
     done = threading.Event()
     waiting = list(jobs)
     finished: list[Job] = []

@@ -28,6 +28,7 @@ from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.papers.figure_plan import FigurePlan
 from fedbench.papers.plan import Job
+from fedbench.papers.store import number_of
 from fedbench.runs.building import build, set_up, split_data
 from fedbench.runs.config import RunConfig
 
@@ -54,7 +55,7 @@ def collect(plan: FigurePlan) -> Arrays:
     }
     for column in reads.get("scores", ()):
         found[f"score/{column}"] = _map(
-            grid, lambda job, key=column: _number(job.run.row.get(key) if job.finished else None)
+            grid, lambda job, key=column: number_of(job.run.row.get(key) if job.finished else None)
         )
     if columns := reads.get("curves", ()):
         found.update(_curves(grid, columns))
@@ -77,10 +78,6 @@ def _map(grid: Grid, value: Any) -> np.ndarray:
     return np.array([[[value(job) for job in jobs] for jobs in line] for line in grid], dtype=np.float64)
 
 
-def _number(value: Any) -> float:
-    return float("nan") if value in (None, "") else float(value)
-
-
 def _curves(grid: Grid, columns: list[str]) -> Arrays:
     """Return the rounds that any of the runs scored, and the columns in them."""
     tables = {
@@ -90,7 +87,7 @@ def _curves(grid: Grid, columns: list[str]) -> Arrays:
     rounds = sorted({done for table in tables.values() for done in table})
 
     def read(column: str) -> np.ndarray:
-        return _map(grid, lambda job: [_number(tables[job.identity].get(done, {}).get(column)) for done in rounds])
+        return _map(grid, lambda job: [number_of(tables[job.identity].get(done, {}).get(column)) for done in rounds])
 
     return {"round": np.array(rounds), **{f"curve/{column}": read(column) for column in columns}}
 

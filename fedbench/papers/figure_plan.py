@@ -12,12 +12,14 @@ from typing import Any, cast
 import numpy as np
 
 from fedbench import recorders
+from fedbench.cli.list import Listing
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.checked import Archive
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import as_json, as_npz, checksum, make_folder, write_text
 from fedbench.core.locks import held
+from fedbench.core.tables import grouped
 from fedbench.papers import plan as tables
 from fedbench.papers import store
 from fedbench.papers.plan import Job, Plan
@@ -66,29 +68,16 @@ class FigureSpec:
         return f"{PAPERS[self.paper]}, Figure {self.figure}"
 
     def setting(self, name: str) -> Setting:
-        """Return the setting at a scale.
-
-        Raises:
-            UnknownName: the figure has no such setting.
-        """
+        """Return the setting at a scale. Raises UnknownName if the figure has none."""
         if name not in self.settings:
             raise unknown(f"scale of figure {self.name}", name, self.settings)
         return cast("Setting", self.settings[name])
 
     def table(self, name: str) -> TableSpec:
         """Return the runs of a setting as a table, for the tables' planner."""
-        setting = self.setting(name)
-        whole = TableSpec(
-            self.name,
-            f"{self.mirrors}: {self.title}",
-            "",
-            "",
-            (MetricSpec("acc"),),
-            self.rows,
-            self.columns,
-            (*self.base, *setting.overrides),
-            setting.seeds,
-        )
+        setting, metrics = self.setting(name), (MetricSpec("acc"),)
+        title, base = f"{self.mirrors}: {self.title}", (*self.base, *setting.overrides)
+        whole = TableSpec(self.name, title, "", "", metrics, self.rows, self.columns, base, setting.seeds)
         return whole.only(setting.rows, setting.columns)
 
 
@@ -134,6 +123,15 @@ def ordered_specs() -> list[FigureSpec]:
     """Return all figures, in the order of the papers and of numbers."""
     papers = list(PAPERS)
     return sorted(map(load_figure_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
+
+
+def listed_figures() -> Listing:
+    """List the figures of the papers."""
+    rows = [
+        {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
+        for s in ordered_specs()
+    ]
+    return Listing("Figures of the papers", rows)
 
 
 @dataclass(frozen=True)
@@ -201,9 +199,7 @@ def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force
 
 def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return each run of several figures once, with the recorders of all of them."""
-    alike: dict[str, list[Job]] = {}
-    for job in jobs:
-        alike.setdefault(job.identity, []).append(job)
+    alike = grouped((job.identity, job) for job in jobs)
     return [
         with_recorders(first, first.run.arrays if first.finished else {}, *rest)
         if any(each.config.recorders for each in (first, *rest))

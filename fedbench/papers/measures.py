@@ -71,11 +71,7 @@ class Result(Measure):
         return self.factor * run.column(self.column)
 
     def check(self) -> None:
-        """Refuse an unknown column.
-
-        Raises:
-            UnknownName: names the nearest known ones.
-        """
+        """Raise UnknownName for an unknown column, with the nearest known ones."""
         if self.column not in NUMBERS and not self.column.startswith(FAMILIES):
             raise unknown("result column", self.column, NUMBERS)
 

@@ -14,6 +14,7 @@ from typing import Any
 from fedbench.config import groups
 from fedbench.config.compose import key_of
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Stale
+from fedbench.core.tables import grouped
 from fedbench.papers import measures
 from fedbench.papers.recorded import StoredTable
 from fedbench.papers.selection import Selection, compose_cell, load_scale
@@ -25,6 +26,8 @@ from fedbench.runs.execution import is_compared
 from fedbench.runs.folder import MODEL, RunFolder, folder_of, labels_of, run_status
 from fedbench.runs.progress import amount
 from fedbench.runs.run import Run
+
+MOST = 4  # cells that a line names one by one
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,7 @@ def local_reference(job: Job) -> Job:
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
     """Return the first of each identity."""
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(job.identity, job)
-    return [*first.values()]
+    return [first for first, *_ in grouped((job.identity, job) for job in jobs).values()]
 
 
 @dataclass(frozen=True)
@@ -243,6 +243,27 @@ class Plan:
         alone = [job for job in jobs if not job.study and job.identity not in self._stored_identities]
         return unique([local_reference(job) for job in alone])
 
+    def named(self, cells: Sequence[CellRuns]) -> str:
+        """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`: as whole columns where no cell of one lacks."""
+        concerned = set(map(id, cells))
+        planned = [cell for cell in self.cells if cell.selected or id(cell) in concerned]
+        if len(cells) == len(planned):
+            return f"all {len(planned)} cells" if len(planned) > 1 else "the one cell"
+        columns = []
+        for column in self.spec.columns:
+            here = [cell for cell in planned if cell.column is column]
+            if len(here) > 1 and all(id(cell) in concerned for cell in here):
+                columns.append(column)
+        alone = [f"{cell.row.label} / {cell.column.label}" for cell in cells if cell.column not in columns]
+        words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
+        words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
+        return f"{amount(len(cells), 'cell')} ({'; '.join(words)})"
+
+    def of_runs(self, identities: Collection[str]) -> str:
+        """Return the cells that runs with these identities fill, in words."""
+        filled = [(cell, {job.identity for job in (*cell.jobs, *cell.baselines)}) for cell in self.cells]
+        return self.named([cell for cell, own in filled if own.intersection(identities)])
+
 
 def provenance(table: TableSpec, selection: Selection) -> Provenance:
     """Return the parts of the selection that a reader of the table must know."""
@@ -343,33 +364,3 @@ def _cell_runs(
 def _jobs(overrides: Sequence[str], plain: dict[str, Any], seeds: Sequence[int], study: str) -> tuple[Job, ...]:
     config = from_plain(plain)
     return tuple(Job((*overrides, f"seed={seed}"), config.changed(seed=seed), study) for seed in seeds)
-
-
-# Cells of a plan in words: as whole columns where every row that is asked for is among them.
-
-MOST = 4  # cells that are named one by one
-
-
-def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
-    """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
-    concerned = set(map(id, cells))
-    planned = [cell for cell in plan.cells if cell.selected or id(cell) in concerned]
-    if len(cells) == len(planned):
-        return f"all {len(planned)} cells" if len(planned) > 1 else "the one cell"
-    columns = []
-    for column in plan.spec.columns:
-        here = [cell for cell in planned if cell.column is column]
-        if len(here) > 1 and all(id(cell) in concerned for cell in here):
-            columns.append(column)
-    alone = [f"{cell.row.label} / {cell.column.label}" for cell in cells if cell.column not in columns]
-    words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
-    words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
-    return f"{amount(len(cells), 'cell')} ({'; '.join(words)})"
-
-
-def of_runs(plan: Plan, identities: Collection[str]) -> str:
-    """Return the cells that runs with these identities fill."""
-    return named(
-        plan,
-        [cell for cell in plan.cells if any(job.identity in identities for job in (*cell.jobs, *cell.baselines))],
-    )

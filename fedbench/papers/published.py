@@ -123,9 +123,8 @@ def _value(row: Mapping[str, str]) -> Published:
     number = row["mean"].removeprefix(">")
     if not all(math.isfinite(float(text or 0)) for text in (number, row["std"])):
         raise ValueError("a value that is not finite")
-    names = ("paper", "table", "dataset", "partition", "method", "metric", "setting")
     return Published(
-        **{name: row[name] for name in names},
+        **{name: row[name] for name in ("paper", "table", *FILTERS)},
         mean=float(number),
         std=float(row["std"]) if row["std"] else None,
         decimals=max(0, -int(Decimal(number).as_tuple().exponent)),

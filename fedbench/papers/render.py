@@ -1,36 +1,36 @@
-"""A filled table as Markdown, LaTeX, CSV and data frames, and for the terminal."""
+"""A filled table as Markdown, LaTeX, CSV, data frames and pictures, and for the terminal."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text as Words
 
+from fedbench.cli.runs import Figures
 from fedbench.core.errors import FedbenchError, nearest, unknown
 from fedbench.core.files import as_csv, frame_of, write_csv, write_text
-from fedbench.core.latex import latex, latex_line, latex_spans, latex_table
-from fedbench.core.markdown import escaped, markdown
+from fedbench.core.tables import escaped, grouped, latex, latex_line, latex_spans, latex_table, markdown
+from fedbench.engine.history import TEST_SETS
 from fedbench.papers import comparisons, recorded, store, verdict
 from fedbench.papers.equivalence import UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec
 from fedbench.papers.store import TableResult
 from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, fewer_clients, headings, notes
+from fedbench.plots import runs as plots
 from fedbench.runs.run import TEXT
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-
-    from fedbench.papers.recorded import RunCounts
 
 
 CSV, TEX = "csv", "tex"
@@ -46,7 +46,7 @@ def formats_of(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
+def write_drawings(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, recorded.RunCounts]:
     """Draw the table stored in `folder` as table.md in the same folder.
 
     The format tex gives table.tex. csv gives cells.csv and the tests that the table allows: significance.csv compares
@@ -314,3 +314,44 @@ def _words(text: Text) -> Words:
     return Words.assemble(
         (text.ours if text.ran else DASH, BEST.get(text.place, "")), beside, f" {sign}" if sign else ""
     )
+
+
+# The pictures of a table, from its files: learning curves, and ours beside the published values.
+
+
+def table_figures(folder: Path) -> Figures:
+    """Return curves by column, and ours beside the published values."""
+    table = store.read_table(folder)
+    found: Figures = {}
+    points = store.read_rows(folder, store.CURVES)
+    for index, column in enumerate(table.spec.columns, 1):
+        named = _curves(points, column.label)
+        sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}
+        wanted = [f"acc_on_{name}" for name in TEST_SETS if f"acc_on_{name}" in sets]
+        name = ", ".join(headings(table, column)) if table.provenance.substitute else column.label
+        if wanted:
+            found[f"curves-{index}"] = plots.accuracy_curves(named, wanted[0], f"{name}: accuracy, %")
+        if published := _beside(table, column):
+            labels = [row.label for row in table.spec.rows]
+            found[f"beside-{index}"] = plots.beside_published(published, labels, f"{table.title}: {name}")
+    return found
+
+
+def _curves(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[plots.Curve]]:
+    """Return the curves of a column by row, one a seed."""
+    numbers = ({name: field for name, field in point.items() if name not in ("row", "column")} for point in points)
+    places = ((point["row"], point["column"], point["seed"]) for point in points)
+    seeds = grouped(zip(places, numbers, strict=True))
+    return grouped((row, plots.curve_of(own)) for (row, here, _), own in seeds.items() if here == column)
+
+
+def _beside(table: TableResult, column: ColumnSpec) -> dict[str, np.ndarray]:
+    """Return by metric mean and deviation, ours and published, [rows, 4]; none if nothing is published."""
+    found = {}
+    for metric in table.spec.metrics:
+        cells = table.cells_below(column, metric)
+        theirs = [(c.published.mean, c.published.std) if c.published else (np.nan, np.nan) for c in cells]
+        values = np.array([(c.mean, c.std, *t) for c, t in zip(cells, theirs, strict=True)], dtype=np.float64)
+        if np.isfinite(values[:, 2]).any() and np.isfinite(values[:, 0]).any():
+            found[metric.label] = values
+    return found

@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from fedbench.config import groups
 from fedbench.config.arguments import CommandParser
@@ -29,14 +31,11 @@ from fedbench.papers import boards, measures, recorded, standings, store, summar
 from fedbench.papers.comparisons import agreements
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
-from fedbench.papers.store import SEPARATOR, Cell, TableResult
+from fedbench.papers.store import SEPARATOR, Cell, TableResult, number_of
 from fedbench.papers.text import DASH, Layout, Text, notes
 from fedbench.papers.verdict import NONE
 from fedbench.plots.style import cluster_order
 from fedbench.runs.progress import amount
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 # What lies behind the cells of a table, packed small for the page: learning curves, matrices, clients.
 
@@ -108,7 +107,7 @@ def packed(content: Any) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number rounded to what can be seen; None where there is no finite value."""
-    number = math.nan if value in ("", None) else float(value)
+    number = number_of(value)
     if not math.isfinite(number):
         return None
     short = float(f"{number:.4g}")
@@ -304,8 +303,6 @@ def render(papers: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, An
 
 
 def _template(name: str) -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -342,8 +339,6 @@ def _text(name: str) -> str:
 
 def _breakable(label: str) -> Any:
     """Return `label`, escaped, with room for a line break after every plus, as in FedAvg+FedCollab."""
-    from markupsafe import Markup, escape
-
     return Markup("+<wbr>").join(escape(part) for part in label.split("+"))
 
 

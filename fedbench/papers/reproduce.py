@@ -23,16 +23,18 @@ from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.locks import held
 from fedbench.core.signals import Stopped
+from fedbench.core.tables import grouped
 from fedbench.papers import measures, published, recorded, render, spec, store, summary, verdict
 from fedbench.papers.recorded import RunCounts
 from fedbench.papers.selection import Selection
 from fedbench.papers.spec import TableSpec
 from fedbench.papers.store import PENDING, Cell, TableResult
 from fedbench.papers.verdict import Verdict
+from fedbench.plots import style
 from fedbench.runs.progress import Output, amount
 
 if TYPE_CHECKING:
-    from fedbench.papers.figure_plan import FigurePlan
+    from fedbench.papers.figure_plan import FigurePlan, FigureSpec
     from fedbench.papers.plan import CellRuns, Job, Plan
 
 REPRODUCE_HELP = """\
@@ -84,6 +86,7 @@ COMMON = ("scale", "seeds", "jobs", "results", "dry_run")
 TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
 FIGURE_KEYS = (*COMMON, "formats")
 ELSEWHERE = "another process is running it, or was stopped; the same command resumes"
+RETRY = "retry=true tries it again"
 
 
 # What a command line selects.
@@ -218,7 +221,6 @@ def plan_of(selection: Selection) -> tuple[Plan, Path]:
 def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> None:
     """Print the plan: cells, runs, which are finished, which cannot run, and the time of the others."""
     from fedbench.papers.estimate import estimate_lines
-    from fedbench.papers.plan import named
 
     console = Output(highlight=False)
     jobs, undone = plan.jobs, plan.missing()
@@ -240,12 +242,9 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int, folder: Path) -> 
         lost = ", ".join(dict.fromkeys(text for each in unkept for text in each))
         said = f"not kept by {amount(len(unkept), 'run')} made earlier: {lost}"
         console.print(f"{said}; to make them again, delete their folders")
-    reasons: dict[str, list[CellRuns]] = {}
-    for cell in plan.cells:
-        if cell.reason and cell.reason != PENDING:
-            reasons.setdefault(cell.reason, []).append(cell)
+    reasons = grouped((cell.reason, cell) for cell in plan.cells if cell.reason not in ("", PENDING))
     for reason, lacking in reasons.items():
-        console.print(f"{named(plan, lacking)}: {reason}")
+        console.print(f"{plan.named(lacking)}: {reason}")
     if missing:
         print("timing the runs on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
@@ -281,8 +280,6 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
 
 def _undecidable(plan: Plan) -> Iterator[str]:
     """Yield which requested values no outcome of the seeds could make equivalent, and how many seeds could."""
-    from fedbench.papers.plan import named
-
     clients = plan.stored.table.clients if plan.stored.table else {}
     table = TableResult(plan.spec, (), plan.provenance, clients)
     for metric in plan.spec.metrics:
@@ -296,7 +293,7 @@ def _undecidable(plan: Plan) -> Iterator[str]:
             ours = all(math.isfinite(judged.seeds) for _, judged in found)
             ends = sorted(judged.seeds if ours else judged.both for _, judged in found)[:: len(found) - 1 or 1]
             span = " to ".join(dict.fromkeys(f"{each:.0f}" for each in ends)).replace("inf", "no number of")
-            cells = named(plan, [runs for runs, _ in found])
+            cells = plan.named([runs for runs, _ in found])
             yield (
                 f"undecidable with these seeds, whatever the outcome: {metric.label} of {cells}; {span} seeds"
                 f"{'' if ours else ' on both sides'} could decide"
@@ -305,17 +302,11 @@ def _undecidable(plan: Plan) -> Iterator[str]:
 
 def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
-    from fedbench.papers.plan import of_runs
-
-    reasons: dict[str, list[Job]] = {}
-    for job in (lacking := plan.missing()):
-        why = f"failed: {job.failure}" if job.failure else f"not finished: {ELSEWHERE}"
-        reasons.setdefault(why, []).append(job)
-    for why, jobs in reasons.items():
-        word, _, reason = why.partition(": ")
-        where = of_runs(plan, {job.identity for job in jobs})
-        again = "; retry=true tries it again" * (word == "failed")
-        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}{again}", file=sys.stderr)
+    lacking = plan.missing()
+    for failure, jobs in grouped((job.failure, job) for job in lacking).items():
+        where, command = plan.of_runs({job.identity for job in jobs}), shlex.join(jobs[0].overrides)
+        word, reason, again = ("failed", failure, "; " + RETRY) if failure else ("not finished", ELSEWHERE, "")
+        print(f"{word}: {where}: {reason}; as in: {command}{again}", file=sys.stderr)
     cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {
@@ -341,7 +332,6 @@ def redraw_command(arguments: Sequence[str]) -> int:
         print(REDRAW_HELP, end="")
         return OK
     from fedbench.papers import figure_plan, standings
-    from fedbench.plots import style
 
     given, others, places = split_arguments(arguments, ("formats",))
     if others:
@@ -381,7 +371,6 @@ def figure_command(arguments: Sequence[str]) -> int:
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED
     from fedbench.papers import figure_plan as plan
-    from fedbench.plots import style
 
     selection, names = select(arguments, FIGURE_KEYS)
     selection = replace(selection, formats=selection.formats or ("svg", "png"))
@@ -393,16 +382,14 @@ def figure_command(arguments: Sequence[str]) -> int:
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_figure_spec(name) for name in names]
-    selection = replace(selection, figures=tuple(spec.name for spec in specs))
-    return _make_figures(selection, Path(selection.results) / "figures")
+    return _make_figures(specs, selection)
 
 
-def _make_figures(selection: Selection, folder: Path) -> int:
+def _make_figures(specs: Sequence[FigureSpec], selection: Selection) -> int:
     from fedbench.papers import figure_plan as plan
 
     launcher, at_once = launcher_of(selection)
-    plans = _figure_plans(selection)
-    refused = len(selection.figures) - len(plans)
+    folder, plans = Path(selection.results) / "figures", _figure_plans(specs, selection)
     begun = time.monotonic()
     missing = plan.merged_jobs([job for each in plans for job in each.missing()])
     print(f"{amount(len(plans), 'figure')}, {amount(len(missing), 'run')} to make, {at_once} at once")
@@ -413,24 +400,24 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     failed = sum(not _draw_figure(each, folder) for each in plans)
     plan.write_overview(folder)
     print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
-    return INCOMPLETE if failed or refused else OK
+    return INCOMPLETE if failed or len(plans) < len(specs) else OK
 
 
-def _figure_plans(selection: Selection) -> list[FigurePlan]:
+def _figure_plans(specs: Sequence[FigureSpec], selection: Selection) -> list[FigurePlan]:
     """Return the plans of the figures that can be planned; one alone that cannot is an error."""
     from fedbench.papers import figure_plan as plan
 
     plans = []
-    for name in selection.figures:
+    for each in specs:
         try:
-            plans.append(plan.make_plan(plan.load_figure_spec(name), selection))
+            plans.append(plan.make_plan(each, selection))
         except FedbenchError as error:
-            if len(selection.figures) == 1:
+            if len(specs) == 1:
                 raise
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{each.name}: {error}", file=sys.stderr)
             continue
         if reason := plans[-1].substituted:
-            print(f"{name}: {reason}; drawn at scale={plans[-1].scale} instead")
+            print(f"{each.name}: {reason}; drawn at scale={plans[-1].scale} instead")
     return plans
 
 

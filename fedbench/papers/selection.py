@@ -10,9 +10,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, cast
 
+from omegaconf import OmegaConf
+
 from fedbench.config import schema
 from fedbench.config.compose import changes_nothing, compose, key_of
 from fedbench.config.fields import Component, positive, typed
+from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError
 from fedbench.papers.spec import ColumnSpec, RowSpec, TableSpec, content_of
 
@@ -81,11 +84,7 @@ class Scale:
 
 @functools.cache
 def load_scale(name: str) -> Scale:
-    """Return the scale in conf/scale/`name`.yaml.
-
-    Raises:
-        UnknownName: no such scale, or an unknown key.
-    """
+    """Return the scale in conf/scale/`name`.yaml. Raises UnknownName if there is none, or for an unknown key in it."""
     return typed(Scale, content_of("scale", name), f"scale '{name}'")
 
 
@@ -94,7 +93,6 @@ class Selection(Component):
     """What a command line selects: a table, figures or a board, which part of it, and how its runs are made."""
 
     table: str = ""
-    figures: tuple[str, ...] = ()
     board: str = ""
     scale: str = "paper"
     rows: tuple[str, ...] = ()  # labels of the rows to run; (): all
@@ -142,8 +140,6 @@ def compose_cell(
     table: TableSpec, column: ColumnSpec, row: Sequence[str], selection: Selection
 ) -> tuple[list[str], dict[str, Any]]:
     """Return (overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
-    from omegaconf import OmegaConf
-
     overrides = [*table.base, *column.overrides, *row]
     if selection.substitute:
         chosen = [f"dataset={selection.substitute}", *column.substitute]
@@ -154,8 +150,6 @@ def compose_cell(
         config = compose(overrides)
         plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except Exception as error:
-        from fedbench.config.messages import one_line
-
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
     own = {key_of(text) for text in selection.changed}  # what the user says stands against the scale
     scaled = [text for text in load_scale(selection.scale).overrides(plain) if key_of(text) not in own]

@@ -10,6 +10,9 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar, cast
 
+from omegaconf import OmegaConf
+
+from fedbench.cli.list import Listing
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
@@ -172,8 +175,6 @@ def content_of(group: str, name: str) -> dict[str, Any]:
         UnknownName: there is no such file.
         ConfigError: it has the name of another.
     """
-    from omegaconf import OmegaConf
-
     file = groups.file_of(group, name)
     content = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file), resolve=True))
     if (said := content.get("name", name)) != name:
@@ -270,3 +271,25 @@ def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple
             raise unknown(kind, name, labels)
     numbers = {*wanted} - {*labels}  # a label goes before a number
     return tuple(each for i, each in enumerate(lines, 1) if not wanted or each.label in wanted or str(i) in numbers)
+
+
+def listed_tables() -> Listing:
+    """List the tables, with what they publish and which of their data are here."""
+    rows = []
+    for name in groups.names("table"):
+        table = load_spec(name)
+        published = sum(table.published(*place) is not None for place in table.places())
+        used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))
+        ready = [d for d in used if groups.registry("dataset").build(groups.plain_option("dataset", d)).state().ready]
+        rows.append(
+            {
+                "table": name,
+                "content": table.title,
+                "rows × columns": f"{len(table.rows)} × {len(table.columns)}",
+                "published values": str(published),
+                "seeds": str(table.seeds),
+                "data": ", ".join(used),
+                "ready": ", ".join(ready) or "-",
+            }
+        )
+    return Listing("Tables: make reproduce-NAME, - for _", rows, local=("ready",))

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.files import write_text
-from fedbench.core.markdown import markdown as table_of
+from fedbench.core.tables import grouped, markdown
 from fedbench.metrics import hurt, worst
 from fedbench.papers.boards import BOARD, FINAL, ROWS, Line
 from fedbench.papers.comparisons import LEAST_PAIRS, holm, t_test
 from fedbench.papers.equivalence import LEVEL
-from fedbench.papers.store import files_of
+from fedbench.papers.store import Array, files_of
 from fedbench.papers.text import DASH
 from fedbench.runs.progress import UNSEEN
 from fedbench.sample_metrics import METRICS, known
@@ -95,11 +95,6 @@ class Standings:
     runs: int
     cost: float  # hours by the runs' clocks, all trials counted
 
-    @property
-    def references(self) -> list[str]:
-        """The rows that all others are compared with."""
-        return [*self.board["references"]]
-
 
 def board_folders(results: Path | str) -> list[Path]:
     """Return every board below `results` that has a page, in order of name; one whose runs go on has none yet."""
@@ -107,11 +102,7 @@ def board_folders(results: Path | str) -> list[Path]:
 
 
 def read_standings(folder: Path) -> Standings:
-    """Return what is recorded in `folder`, judged.
-
-    Raises:
-        Damaged: a file is not as it was written.
-    """
+    """Return what is recorded in `folder`, judged. Raises Damaged if a file is not as it was written."""
     files = files_of(folder, "board")
     made, lines = files.json(BOARD), files.csv(ROWS)
     board = made["board"]
@@ -123,11 +114,8 @@ def read_standings(folder: Path) -> Standings:
 
 def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: Sequence[Line]) -> Table:
     mine = [line for line in lines if line["federation"] == federation["label"]]
-    ended: dict[str, set[str]] = {}
-    for line in mine:
-        if line["stage"] == FINAL:
-            ended.setdefault(line["row"], set()).add(line["seed"])
-    whole = set.intersection(*ended.values()) if ended else set()
+    ended = grouped((line["row"], line["seed"]) for line in mine if line["stage"] == FINAL)
+    whole = set.intersection(*map(set, ended.values())) if ended else set()
     here = [line for line in mine if line["stage"] != FINAL or line["seed"] in whole]
     clients = {row: _clients(here, row) for row in dict.fromkeys(line["row"] for line in here)}
     found = [_standing(board, row, here, clients) for row in clients]
@@ -138,17 +126,14 @@ def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: 
     return Table(federation["label"], setting, tuple(seeds), judged, len(board["seeds"]))
 
 
-def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:
+def _clients(lines: Sequence[Line], row: str) -> dict[int, Array]:
     """Return the accuracies [N] of a row's clients by seed."""
     own = [line for line in lines if line["row"] == row and line["stage"] == FINAL and line.get("clients")]
     return {int(line["seed"]): np.array(line["clients"].split(), dtype=float) for line in own}
 
 
 def _standing(
-    board: Mapping[str, Any],
-    row: str,
-    lines: Sequence[Line],
-    clients: Mapping[str, Mapping[int, np.ndarray[Any, Any]]],
+    board: Mapping[str, Any], row: str, lines: Sequence[Line], clients: Mapping[str, Mapping[int, Array]]
 ) -> Standing:
     own = [line for line in lines if line["row"] == row]
     first = f"{board['rungs'][0]} rounds"
@@ -289,7 +274,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
 
 def rules(drawn: Standings) -> Iterator[str]:
     """Yield sentences on how the numbers are made."""
-    board, references = drawn.board, ", ".join(drawn.references)
+    board, references = drawn.board, ", ".join(drawn.board["references"])
     rungs, (first, *more) = ", ".join(map(str, board["rungs"])), board["tuning_seeds"]
     further = f", at the last rung also {', '.join(map(str, more))}" if more else ""
     yield "All rows of a seed have the same partition, initial weights, cohorts and batches. Cost is not equalised."
@@ -342,11 +327,11 @@ def standings_markdown(drawn: Standings) -> str:
         text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {each.ran}\n")
         names = known({name for line in each.lines for name in line.measures})
         lines = [
-            cells(line, drawn.references, len(each.seeds))
+            cells(line, drawn.board["references"], len(each.seeds))
             + [f"{line.measures[name]:.2f}" if name in line.measures else DASH for name in names]
             for line in each.lines
         ]
-        text.append(table_of([[*HEADINGS, *(METRICS[name].heading for name in names)], *lines]).rstrip())
+        text.append(markdown([[*HEADINGS, *(METRICS[name].heading for name in names)], *lines]).rstrip())
     text.append("\n## Rules\n")
     text += [f"- {rule}" for rule in rules(drawn)]
     return "\n".join(text) + "\n"

@@ -145,7 +145,6 @@ TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"  # and what is in i
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "published_over_k", "clients", "groups", "exploratory", "notes", "findings")
-JUDGING_LINES = {"rows": ("exploratory",), "columns": ("exploratory",)}  # the same of a line
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
@@ -238,7 +237,9 @@ def read_table(folder: Path) -> TableResult:
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
-        provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"]), "todo": spec.todo(table.name)})
+        provenance = Provenance(
+            **{**made, **lists, "seconds": number_of(made["seconds"]), "todo": spec.todo(table.name)}
+        )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
     return TableResult(table, cells, provenance, _clients(folder), fewer=_fewer(folder))
@@ -268,8 +269,8 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
         return stored
     today = spec.load_spec(stored.name)
     judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
-    for part, names in JUDGING_LINES.items():
-        now = {line.label: {name: getattr(line, name) for name in names} for line in getattr(today, part)}
+    for part in ("rows", "columns"):
+        now = {line.label: {"exploratory": line.exploratory} for line in getattr(today, part)}
         judged[part] = tuple(dataclasses.replace(line, **now.get(line.label, {})) for line in getattr(stored, part))
     return dataclasses.replace(stored, **judged)
 
@@ -294,8 +295,9 @@ def _plain(cell: Cell) -> dict[str, Any]:
 
 def _cell(content: Mapping[str, Any]) -> Cell:
     lists = {name: tuple(content.get(name, ())) for name in ("seeds", "keys", "baselines")}
-    return Cell(**{**content, **lists, "values": tuple(_number(value) for value in content["values"])})
+    return Cell(**{**content, **lists, "values": tuple(number_of(value) for value in content["values"])})
 
 
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
+def number_of(field: Any) -> float:
+    """Return a field of a stored row as a number, nan if it is empty."""
+    return math.nan if field in (None, "") else float(field)

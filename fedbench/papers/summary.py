@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbench.core.files import write_text
-from fedbench.core.markdown import markdown
+from fedbench.core.tables import markdown
 from fedbench.papers import measures, store
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT
 from fedbench.papers.published import published_values

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbench.config import groups
 from fedbench.config.compose import key_of
+from fedbench.core.tables import grouped
 from fedbench.data.partitions.programs import AuthorsProgram
 from fedbench.papers import comparisons, published, selection, verdict
 from fedbench.papers.comparisons import Agreement, Bias, Match, agreements, biases
@@ -70,10 +71,9 @@ class Layout:
         shown = {column.label for column in self.columns}
         known = {cell.row for cell in begun if cell.column in shown or not shown}
         rows = [row.label for row in spec.rows if row.label not in known]
-        columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
-        whole = {column.label for column in spec.columns if column.mean} - {cell.column for cell in begun}
-        parts = {label for column in spec.columns if column.label in whole for label in column.mean}
-        columns = [label for label in columns if label not in parts]
+        waiting = [column for column in spec.columns if column.label not in {cell.column for cell in begun}]
+        parts = {label for column in waiting for label in column.mean}
+        columns = [column.label for column in waiting if column.label not in parts]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
         return f"Left out ({PENDING}): {said}." if said else ""
@@ -188,23 +188,17 @@ def ran(table: TableResult, side: str) -> set[str]:
 
 def seeds(table: TableResult) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the seeds of which a row has values in a column, in any metric, by (row, column)."""
-    found: dict[tuple[str, str], set[int]] = {}
-    for cell in (cell for cell in table.cells if cell.values):
-        found.setdefault((cell.row, cell.column), set()).update(cell.seeds)
-    return {place: tuple(sorted(own)) for place, own in found.items()}
+    found = grouped(((cell.row, cell.column), seed) for cell in table.cells if cell.values for seed in cell.seeds)
+    return {place: tuple(sorted({*own})) for place, own in found.items()}
 
 
 def commands(table: TableResult) -> Iterator[str]:
     """Yield `make reproduce-TABLE ...` for all rows that have the same seeds in the same columns."""
-    columns: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # by row and seeds
-    for (row, column), own in seeds(table).items():
-        columns.setdefault((row, own), []).append(column)
-    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[str]] = {}
-    for (row, own), found in columns.items():
-        groups.setdefault((own, tuple(found)), set()).add(row)
-    for (own, labels), rows in sorted(groups.items(), reverse=True):
+    columns = grouped(((row, own), column) for (row, column), own in seeds(table).items())
+    alike = grouped(((own, tuple(found)), row) for (row, own), found in columns.items())
+    for (own, labels), rows in sorted(alike.items(), reverse=True):
         places = _numbers("columns", table.spec.columns, {*labels})
-        chosen = [*places, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
+        chosen = [*places, *_numbers("rows", table.spec.rows, {*rows}), *_seeds_text(table, own)]
         yield " ".join([f"make reproduce-{table.spec.name.replace('_', '-')}", *_made(table), *chosen])
 
 
@@ -467,9 +461,7 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
             continue
         found.setdefault(side, {}).setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
     for side, named in sorted(found.items()):
-        alike: dict[str, list[str]] = {}
-        for label, reasons in named.items():
-            alike.setdefault("; ".join(sorted(reasons)), []).append(label)
+        alike = grouped(("; ".join(sorted(reasons)), label) for label, reasons in named.items())
         for reason, labels in alike.items():
             yield f"{side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
 

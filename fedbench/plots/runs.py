@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.schema import score_of
+from fedbench.core.tables import grouped
 from fedbench.plots import style
 from fedbench.plots.style import Floats
 
@@ -265,9 +266,7 @@ def sweep_curves(runs: Sequence[Mapping[Any, Any]], y: str, title: str) -> Figur
     """Draw `y` over rounds: a line for each value (entry `line`), its runs' mean; a panel for each of `panel`."""
     figure, axes = _sweep_panels(list(dict.fromkeys(run["panel"] for run in runs)), title)
     for panel, axis in axes.items():
-        lines: dict[str, list[Curve]] = {}
-        for run in (each for each in runs if each["panel"] == panel):
-            lines.setdefault(run["line"], []).append(run["rounds"])
+        lines: dict[str, list[Curve]] = grouped((run["line"], run["rounds"]) for run in runs if run["panel"] == panel)
         style.draw_lines(axis, *_over_rounds(lines, y), lines)
         axis.set(xlabel="round", ylabel=named(y, runs))
         axis.legend()

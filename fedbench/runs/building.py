@@ -7,11 +7,11 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedbench.core import trees
@@ -31,9 +31,6 @@ from fedbench.engine.simulation import State, received, scored_together
 from fedbench.models.task import Model, Task
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 def build(run: RunConfig) -> Setup:
@@ -295,11 +292,7 @@ class ScoredModels:
             raise ConfigError(f"x cannot be read as samples: {reason_of(error)}") from error
 
     def _source(self, client: int) -> Tree:
-        """The sources of the model of `client`.
-
-        Raises:
-            FedbenchError: it has no scored model.
-        """
+        """The sources of the model of `client`. Raises FedbenchError if it has no scored model."""
         if not self._of_final_state:
             if self._sources["round"][client] < 0:
                 raise FedbenchError(f"client={client} has no scored model, because no round drew it")

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from fedbench.config import groups
 from fedbench.config.compose import label
 from fedbench.config.fields import typed
@@ -22,8 +25,6 @@ from fedbench.data.partitions.base import PartitionSpec
 from fedbench.sample_metrics import check_measures
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from fedbench.engine.method import Method
     from fedbench.engine.recording import Recorder
 
@@ -176,9 +177,6 @@ def resolve(config: DictConfig) -> RunConfig:
         UnknownName: a name or key that does not exist, with the nearest ones.
         ConfigError: a value of the wrong type, an impossible or a missing value.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import groups
 from fedbench.config.schema import ACCURACY
@@ -53,9 +53,6 @@ from fedbench.runs.folder import (
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, gain_columns, gains_of, summarise
 from fedbench.sample_metrics import METRICS
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 def observers(run: RunConfig, folder: RunFolder) -> Observer:

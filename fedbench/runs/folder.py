@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from fedbench.config.schema import ACCURACY
@@ -311,8 +312,6 @@ def _files_of_data(dataset: Mapping[str, Any]) -> list[Path]:
 
 def _dataset_of(folder: Path) -> Mapping[str, Any]:
     """The data set's config of a finished run; nothing if it cannot be read."""
-    import yaml
-
     try:
         return dict(yaml.safe_load(files_of(folder).read(CONFIG))["dataset"])
     except (FedbenchError, ValueError, KeyError, TypeError, yaml.YAMLError):

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+import yaml
+from numpy.typing import ArrayLike, NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
@@ -54,7 +55,6 @@ from fedbench.sample_metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import ArrayLike
 
     from fedbench.core.trees import Tree
     from fedbench.runs.building import Prediction, ScoredModels
@@ -82,10 +82,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config of the run."""
-        import yaml
-
-        content: dict[str, Any] = yaml.safe_load(files_of(self.folder).read(CONFIG))
-        return content
+        return cast("dict[str, Any]", yaml.safe_load(files_of(self.folder).read(CONFIG)))
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -127,9 +124,7 @@ class Run:
     @cached_property
     def label_counts(self) -> NDArray[np.float64]:
         """Training samples [N, K] of each label."""
-        clients = files_of(self.folder).csv(PARTITION)
-        labels = [name for name in clients[0] if name.startswith("class_")]
-        return np.array([[float(client[name]) for name in labels] for client in clients])
+        return np.asarray(files_of(self.folder).frame(PARTITION).filter(regex="^class_"), dtype=np.float64)
 
     @cached_property
     def W(self) -> NDArray[np.float64] | None:  # noqa: N802 - the papers' name
@@ -288,6 +283,8 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
     Raises:
         ConfigError: no run in the table is of such a method, or several would serve as a run's reference.
     """
+    from fedbench.core.tables import grouped  # which a single run does without
+
     runs = [Run(Path(path)) for path in table["path"]]
     accuracy = [np.array([float(row["acc"] or "nan") for row in run.client_rows]) / 100 for run in runs]
     columns: dict[str, list[float]] = {"acc_worst_tenth": [100 * worst(each) for each in accuracy]}
@@ -296,10 +293,7 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
         for name, value in by_size(each, sizes).items():
             columns.setdefault(f"acc_{name}", []).append(100 * value)
     for method in against:
-        references: dict[tuple[Any, ...], list[int]] = {}
-        for place, run in enumerate(runs):
-            if run.row["method"] == method:
-                references.setdefault(_setting(run), []).append(place)
+        references = grouped((_setting(run), place) for place, run in enumerate(runs) if run.row["method"] == method)
         if not references:
             raise ConfigError(f"no run of {method} among the collected runs to compare with")
         for run, mine in zip(runs, accuracy, strict=True):
@@ -349,8 +343,6 @@ def _readable(folder: Path, config: bool) -> list[dict[str, Any]]:
 
 def _config(folder: Path) -> dict[str, Any]:
     """Return the run's config as flat columns, or warn and return nothing if it cannot be read."""
-    import yaml
-
     try:
         content = yaml.safe_load(files_of(folder).read(CONFIG))
         groups = (*REGISTRIES, *SCHEMAS)
@@ -361,25 +353,21 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
 
 
+ONE_TYPE = ("boolean", "integer", "floating", "mixed-integer-float", "string", "empty")  # in the words of pandas
+
+
 def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows whose columns have one type each, as parquet needs: mixed ones and lists become JSON text."""
+    from pandas.api.types import infer_dtype
+
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
-        kinds = {_kind(value) for value in values}
-        if len(kinds) > 1 or "other" in kinds:
+        if infer_dtype(values) not in ONE_TYPE:
             for row in rows:
                 if row.get(name) is not None and not isinstance(row[name], str):
                     row[name] = json.dumps(row[name])
     return [{name: row.get(name) for name in names} for row in rows]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "text" if isinstance(value, str) else "other"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,15 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
+from fedbench.config.compose import suited
 from fedbench.core.errors import ConfigError, reason_of
 from fedbench.core.files import make_folder, write_text
 from fedbench.core.locks import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.progress import Output, human_seconds, result_line
-
-if TYPE_CHECKING:
-    from fedbench.runs.config import RunConfig
-    from fedbench.runs.run import Run
+from fedbench.runs.run import Run
 
 
 @dataclass
@@ -49,17 +48,24 @@ class SweepCount:
         return f"run {done + 1} of {self.jobs}{ending}"
 
 
+ValueT = TypeVar("ValueT")
+
+
 @contextmanager
-def counted(first: int, jobs: int) -> Iterator[None]:
+def _within(variable: ContextVar[Any], value: ValueT) -> Iterator[ValueT]:
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+def counted(first: int, jobs: int) -> AbstractContextManager[object]:
     """Let jobs in this process show their number, the total, and the remaining time.
 
     Inside another such block the outer count continues, because tuning launches its runs a few at a time.
     """
-    token = _count.set(_count.get() or SweepCount(first, jobs))
-    try:
-        yield
-    finally:
-        _count.reset(token)
+    return _within(_count, _count.get() or SweepCount(first, jobs))
 
 
 _count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
@@ -85,23 +91,16 @@ class JobOutcome:
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
-@contextmanager
-def keeping() -> Iterator[list[JobOutcome]]:
-    """Yield the list that collects every outcome, because Hydra's main function discards the jobs' results."""
-    outcomes: list[JobOutcome] = []
-    token = _kept.set(outcomes)
-    try:
-        yield outcomes
-    finally:
-        _kept.reset(token)
+def keeping() -> AbstractContextManager[list[JobOutcome]]:
+    """Give the list that collects every outcome, because Hydra's main function discards the jobs' results."""
+    return _within(_kept, list[JobOutcome]())
 
 
 def keep(outcome: JobOutcome) -> None:
     """Add to the list of `keeping`; print the failure of a job that ran in another process."""
     if outcome.failure and not outcome.shown:
         tell(outcome.failure)
-    kept = _kept.get()
-    if kept is not None:
+    if (kept := _kept.get()) is not None:
         kept.append(outcome)
 
 
@@ -116,18 +115,9 @@ _planned: ContextVar[bool] = ContextVar("_planned", default=False)
 _hushed: ContextVar[bool] = ContextVar("_hushed", default=False)
 
 
-@contextmanager
-def _within(mode: ContextVar[bool]) -> Iterator[None]:
-    token = mode.set(True)
-    try:
-        yield
-    finally:
-        mode.reset(token)
-
-
-def only_planned() -> AbstractContextManager[None]:
+def only_planned() -> AbstractContextManager[object]:
     """Let runs and sweeps only say what they would make and how long it would take."""
-    return _within(_planned)
+    return _within(_planned, True)
 
 
 def is_only_planned() -> bool:
@@ -135,9 +125,9 @@ def is_only_planned() -> bool:
     return _planned.get()
 
 
-def hushed() -> AbstractContextManager[None]:
+def hushed() -> AbstractContextManager[object]:
     """Silence `say` in this thread."""
-    return _within(_hushed)
+    return _within(_hushed, True)
 
 
 def say(*what: object, console: Output | None = None) -> None:
@@ -176,9 +166,6 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 def _outcome(config: DictConfig) -> JobOutcome:
     """Return the outcome of the run that `config` describes."""
-    from fedbench.config.compose import suited
-    from fedbench.runs.config import resolve
-
     here = _kept.get() is not None  # else in a process that a launcher started
     alone = HydraConfig.get().mode == RunMode.RUN
     plain: Mapping[str, Any] = {}
@@ -319,14 +306,13 @@ class _SubmititJob:
 
     def results(self) -> list[JobReturn]:
         try:
-            returned: list[JobReturn] = self.job.results()
+            return cast("list[JobReturn]", self.job.results())
         except Exception as error:  # noqa: BLE001 - whatever ended its process
             log = self.folder / f"submitit-{self.job.job_id}.log"
             with suppress(OSError):  # it may have died before it had one
                 shutil.copyfile(self.job.paths.stderr, log)
                 tell(f"a job died; what it printed: {log}")
             return [_dead(error)]
-        return returned
 
 
 def _dead(error: Exception) -> JobReturn:
@@ -414,7 +400,6 @@ def launch_on_ray(
 
 def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
     try:
-        returned: JobReturn = ray.get(reference)
+        return cast("JobReturn", ray.get(reference))
     except ray.exceptions.RayError as error:
         return _dead(error)
-    return returned

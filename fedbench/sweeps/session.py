@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import groups, messages
 from fedbench.config.compose import changes_nothing, compose, key_of
@@ -18,12 +21,13 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import ACCURACY, SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import make_folder, setting_name, write_text
-from fedbench.core.latex import latex, latex_line, latex_table
-from fedbench.core.markdown import markdown as grid
+from fedbench.core.tables import latex, latex_line, latex_table
+from fedbench.core.tables import markdown as grid
 from fedbench.engine.history import COMMON, TEST_SETS, VALIDATION
 from fedbench.engine.method import Method
 from fedbench.plots import runs as plots
 from fedbench.plots import style
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import FAMILIES, NUMBERS, Run
 from fedbench.sample_metrics import METRICS, known
@@ -32,15 +36,10 @@ from fedbench.sweeps.jobs import JobOutcome, launch, say, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from hydra.core.override_parser.types import Override
-    from hydra.core.utils import JobReturn
-    from omegaconf import DictConfig
 
 
 def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
     """Return an experiment's values, with the command line's in place of those of the same key."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     params = remaining(sweeper.params, arguments)
     texts = [*(f"{key}={value}" for key, value in params.items()), *arguments]
     return OverridesParser.create(config_loader=sweeper.hydra_context.config_loader).parse_overrides(texts)
@@ -132,7 +131,6 @@ def announce(batch: Sequence[Sequence[str]]) -> None:
 
     A run that is refused says so in its own turn.
     """
-    from fedbench.runs.config import RunConfig, resolve
     from fedbench.runs.estimate import plan_lines
 
     runs, names, planned = list[RunConfig](), list[str](), jobs.is_only_planned()
@@ -196,12 +194,11 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
 def outcome_of(job: JobReturn) -> JobOutcome:
     """Return a job's outcome, or, if its process died, an outcome that says so."""
     try:
-        outcome: JobOutcome = job.return_value
+        return cast("JobOutcome", job.return_value)
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
         code, failure = messages.explained(error, " ".join(overrides))
         return JobOutcome(values_of(overrides), code=code, failure=failure)
-    return outcome
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:

@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from rich.table import Table
 
 from fedbench.config.fields import Component, at_least, one_of, typed
@@ -20,9 +21,6 @@ from fedbench.runs.progress import Output, decimals
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome, say
 from fedbench.sweeps.session import SEEDS
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 
 def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str], list[list[str]], dict[str, Any]]:
@@ -48,8 +46,6 @@ def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str],
 
 def distribution(override: Override, distributions: Any) -> Any:
     """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
-    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
-
     value = override.value()
     if isinstance(value, IntervalSweep):
         bounds: list[Any] = [value.start, value.end]

@@ -16,9 +16,15 @@ A method declares its exceptions in `Method.conformance`.
 from __future__ import annotations
 
 import functools
+import sys
+import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedbench.config.arguments import asks_for_help
+from fedbench.config.messages import OK, REFUSED
+from fedbench.engine.hooks import HookError
 from fedbench.engine.method import Method
 from fedbench.testing import checks
 from fedbench.testing.toys import Subject
@@ -99,3 +105,47 @@ def name_of(method: Method | type[Method] | str) -> str:
     if isinstance(method, str):
         return method
     return (method if isinstance(method, type) else type(method)).__name__
+
+
+USAGE = "usage: python -m fedbench check-method METHOD...   a preset (ditto) or package.module:Class"
+
+
+def _outcome(check: Check, subject: Subject) -> str:
+    """Return what is wrong, or empty text."""
+    try:
+        run(check, subject)
+    except AssertionError as error:
+        return str(error) or "".join(traceback.format_exception(error)[-2:])
+    except HookError as error:
+        places = traceback.format_tb(error.__cause__.__traceback__) if error.__cause__ else []
+        return "\n".join([str(error), *places[-2:]]).rstrip()
+    except Exception as error:  # noqa: BLE001  # a hook may raise anything
+        return "".join(traceback.format_exception(error)[-4:]).rstrip()
+    return ""
+
+
+def _report(subject: Subject) -> int:
+    """Print a line for each check and return how many failed."""
+    failed, said = 0, set[str]()
+    for check in CHECKS:
+        begin = time.perf_counter()
+        wrong, declared = _outcome(check, subject), exception_of(check, subject)
+        failed += bool(wrong)
+        verdict = "FAILS " if wrong else "except" if declared else "holds "
+        title = check.__name__.removeprefix("check_").replace("_", " ")
+        print(f"{verdict} {title} ({time.perf_counter() - begin:.1f} s)")
+        for line in ["as above"] if wrong in said else (wrong or declared).splitlines():
+            print(f"         {line}")
+        said |= {wrong} if wrong else set()
+    print(f"{subject}: {len(CHECKS) - failed} of {len(CHECKS)} checks hold")
+    return failed
+
+
+def check_command(names: Sequence[str]) -> int:
+    """Run the conformance suite on methods; return 0 if all checks hold, 1 if one fails, 2 without a method."""
+    if not names or names[0].startswith("-"):
+        asked = asks_for_help(names)
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return OK if asked else REFUSED
+    subjects = [Subject.of(name) for name in names]
+    return int(sum(_report(subject) for subject in subjects) > 0)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
@@ -198,25 +197,9 @@ def check_clients_that_are_too_small_are_refused(subject: Subject) -> None:
     assert expected in said, f"no ConfigError says '{expected}', but: {said}"
 
 
-# Stand-ins for CUDA graphs: what a step does on a CPU when it is run on fixed tensors, or traced once and replayed.
-
-
 def rerun(program: Program, rows: int, full: bool) -> Callable[[], None]:
-    """Return the step itself, which is run anew each time."""
+    """Return the step itself as a stand-in for its CUDA graph: it is run anew each time, on fixed tensors."""
     return partial(program.step, rows, full=full)
-
-
-def traced(program: Program, rows: int, full: bool) -> Callable[[], None]:
-    """Return the operations of the step as traced now, independent of what Python would do the next time."""
-    inputs, state = program.inputs(), program.state()
-    leaves = [*inputs.values(), *state.values()]
-
-    def step(given: list[Tensor]) -> None:
-        parts = zip(inputs, given, strict=False), zip(state, given[len(inputs) :], strict=True)
-        program.over(*map(dict, parts)).step(rows, full=full)
-
-    graph = make_fx(step)([leaf.clone() for leaf in leaves])
-    return partial(graph, leaves)
 
 
 # Checks of whole runs: the same by every engine, from every checkpoint, in every order; traffic as sent.

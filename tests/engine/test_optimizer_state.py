@@ -33,7 +33,8 @@ from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.local import Local
 from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve
-from fedbench.testing.checks import rerun, traced
+from fedbench.testing.checks import rerun
+from tests.engine.toys import traced
 from tests.helpers.tiers import sampled, tiered
 from tests.methods.toys import close, federation, gap, initial, models, samples, setup, simulate
 

@@ -23,8 +23,9 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import Capture, Program, StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
-from fedbench.testing.checks import equal, everything, rerun, traced
+from fedbench.testing.checks import equal, everything, rerun
 from fedbench.testing.toys import Subject, federation, gap, setup, simulate
+from tests.engine.toys import traced
 
 RAGGED = (1, 13, 8, 21, 5, 2)
 OPTIMIZERS = {

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedbench.plots import style
 from fedbench.plots.style import Arrays
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def f1(a: Arrays) -> Figure:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from fedbench.plots import style
 from fedbench.plots.style import Arrays
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def f1(a: Arrays) -> Figure:

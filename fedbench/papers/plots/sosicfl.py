@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedbench.plots import style
 from fedbench.plots.style import Arrays
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KINDS = (("acc_on_common", "global accuracy, %"), ("acc_on_local", "mean local accuracy, %"))
 

@@ -18,7 +18,7 @@ from fedbench.core import checked
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
 from fedbench.papers import figure_plan as plan
-from fedbench.papers.pictures import table_figures
+from fedbench.papers.render import table_figures
 from fedbench.papers.selection import Selection
 from tests.helpers.runs import FAST
 from tests.helpers.tiers import sampled

@@ -137,9 +137,9 @@ def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
     two = dataclasses.replace(
         made, spec=dataclasses.replace(made.spec, columns=(first, second)), cells=(*made.cells, *more)
     )
-    assert plan.named(two, [*made.cells, more[0]]) == "3 cells (all of here; FedAvg / there)"
-    assert plan.named(two, two.cells) == "all 4 cells"
-    assert plan.of_runs(two, [made.cells[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
+    assert two.named([*made.cells, more[0]]) == "3 cells (all of here; FedAvg / there)"
+    assert two.named(two.cells) == "all 4 cells"
+    assert two.of_runs([made.cells[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
 
 
 # ---- each number once more, by loops

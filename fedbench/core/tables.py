@@ -1,10 +1,34 @@
-"""A table in LaTeX."""
+"""Tables for people: rows by group, Markdown, LaTeX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TypeVar
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def grouped(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, list[ValueT]]:
+    """Return the values of each key in (key, value) `pairs`; keys and values are in the order of their appearance."""
+    found: dict[KeyT, list[ValueT]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def markdown(lines: Sequence[Sequence[object]]) -> str:
+    """Return lines of cells, the headings first, as a table."""
+    head, *rest = ([escaped(str(cell)) for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rest))
+
+
+def escaped(text: str) -> str:
+    """Return `text` as it may stand in Markdown, on one line and in a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
