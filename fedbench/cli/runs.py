@@ -135,10 +135,10 @@ def plot_command(arguments: Sequence[str]) -> int:
     if not arguments or asks_for_help(arguments):
         print(PLOT_HELP, end="")
         return OK if arguments else REFUSED
-    paths = [text for text in arguments if "=" not in text or Path(text).exists()]
-    given, others, _ = split_arguments([text for text in arguments if text not in paths], PLOT_OPTIONS)
-    if others:
-        raise unknown("option", others[0].partition("=")[0], PLOT_OPTIONS)
+    paths = [text for text in arguments if not ("=" in text or text.startswith("-")) or Path(text).exists()]
+    given, others, words = split_arguments([text for text in arguments if text not in paths], PLOT_OPTIONS)
+    if wrong := [*others, *words]:
+        raise unknown("option", wrong[0].partition("=")[0], PLOT_OPTIONS)
     options = {**PLOT_OPTIONS, **given}
     formats = options["formats"].split(",")
     for kind in formats:

@@ -10,13 +10,19 @@ from fedbench.core.errors import ConfigError
 
 
 def split_arguments(arguments: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the values of `keys`, the other KEY=VALUE arguments, and the words without a "="."""
+    """Return the values of `keys`, the other KEY=VALUE arguments, and the words without a "=".
+
+    Raises:
+        ConfigError: one of `keys` has no value.
+    """
     values, others, words = {}, [], []
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
             words.append(text)
         elif key in keys:
+            if not value:
+                raise ConfigError(f"'{key}=' has no value; give one or leave it out")
             values[key] = value
         else:
             others.append(text)

@@ -7,6 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 import hydra
@@ -116,7 +117,7 @@ def suited(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def refuse_mixed(override: Override, others: Sequence[str]) -> None:
-    """Refuse `method=3`, `~protocol.rounds`, and `method=[a,b]`, of which Hydra would merge b into a.
+    """Refuse `method=3`, `method=null`, `~protocol.rounds`, and `method=[a,b]`, of which Hydra would merge b into a.
 
     The error says what to write. A key that is taken away has a value that neither the YAML nor the run's label names,
     unless one of the `others` sets it again (`+model.kinds=[...]`).
@@ -126,8 +127,8 @@ def refuse_mixed(override: Override, others: Sequence[str]) -> None:
     gone = override.is_delete() and not any(text.startswith(f"+{key}=") for text in others)
     if gone and key.partition(".")[0] in known:
         raise ConfigError(f"~{key} would set {key} to a value that is shown nowhere; write {key}=VALUE (or =null)")
-    if key.partition("/")[0] in known and isinstance(value, (int, float)):
-        raise ConfigError(f"{key}={value}: an option has a name; choose one: {key}=NAME")
+    if key.partition("/")[0] in known and isinstance(value, (int, float, NoneType)) and not override.is_delete():
+        raise ConfigError(f"{override.input_line}: an option has a name; choose one: {key}=NAME")
     if key.partition("/")[0] in known and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))
         raise ConfigError(

@@ -160,6 +160,11 @@ WANTED = {
     "to Float": "a number",
     "to Integer": "a whole number",
     "valid bool": "true or false",
+    "field of type 'float'": "a number",
+    "field of type 'int'": "a whole number",
+    "field of type 'bool'": "true or false",
+    "field of type 'str'": "a text",
+    "not Optional": "a list such as [], not null",
 }  # by words of OmegaConf
 OWN = __name__.partition(".")[0]
 RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-parameters
@@ -302,8 +307,8 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
             section = getattr(cls, "section", None)  # of what a command line sets
             if section is not None and _holds_a_tuple(hints[key]) and isinstance(value, (str, int, float)):
                 name = f"{section}.{key}".lstrip(".")
-                raise ConfigError(f"{name} is a list; write {name}=[{value}]") from error
-        reason = str(error).splitlines()[0]
+                raise ConfigError(f"{name} is a list; write {name}=[{str(value).strip('[]')}]") from error
+        reason = str(error).splitlines()[0].replace("'None'", "null")
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
         wanted = next((f"; give {text}" for words, text in WANTED.items() if words in reason), "")

@@ -328,7 +328,7 @@ class ProtocolConfig(Component):
             return max(1, round(float(wanted) * clients))
         if wanted > clients:
             raise ConfigError(
-                f"protocol.cohort={wanted} is more than the {clients} clients of the partition; add "
+                f"protocol.cohort={wanted} is more than the {clients} clients that rounds meet; add "
                 "protocol.cohort=all, or a share: protocol.cohort=10%"
             )
         return wanted

@@ -195,6 +195,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # whatever the name says; others may run programs or hold several
 MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
 WITH_ALPHA = ("RGBA", "LA", "PA")  # Pillow's modes
+SHALLOW = 2**12  # above the brightest grey of a sensor of 12 bits
 SQUEEZED = 2  # times as long as wide: what is scaled to a square is hardly the same thing
 DECODED_AT_ONCE = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]
@@ -264,6 +265,8 @@ def _lost(image: Image.Image) -> Iterator[str]:
     """Yield what is lost when `image` becomes a square of colours, and what to do about it."""
     if max(image.size) > SQUEEZED * min(image.size):
         yield f"are over {SQUEEZED} times as long as wide and squeezed to a square; crop or pad them"
+    if image.mode.startswith("I") and np.asarray(image).max() < SHALLOW:
+        yield f"have 16 bits, of which the upper eight are read, and no grey above {SHALLOW - 1}; scale them to 65535"
     clear = image.mode in WITH_ALPHA or "transparency" in image.info
     if clear and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
         yield "are transparent, which is left out; put them on a background"

@@ -50,7 +50,8 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
 
     selection, words = select(arguments, KEYS)
     if words or not selection.board:
-        raise ConfigError("which board? board=NAME; see python -m fedbench leaderboard --help")
+        wrong = f"'{words[0]}' is no KEY=VALUE" if selection.board else "which board? board=NAME"
+        raise ConfigError(f"{wrong}; see python -m fedbench leaderboard --help")
     if selection.changed:
         raise ConfigError(
             f"{selection.changed[0]}: a board runs only as declared; copy its YAML to another name and change it there"

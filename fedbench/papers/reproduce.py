@@ -105,8 +105,6 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
             raise unknown("key", key, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
     for key, word in texts.items():
-        if not word:
-            raise ConfigError(f"'{key}=' has no value; give one or leave it out")
         if key in LISTS:
             values[key] = [part.strip() for part in word.strip("[]").split(",")]
         else:

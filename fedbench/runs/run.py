@@ -20,7 +20,7 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
-from fedbench.core.errors import ConfigError, FedbenchError, unknown, warn_once
+from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, UnknownName, unknown, warn_once
 from fedbench.engine.history import COMMON, VALIDATION, History, Labels, measured_columns, seconds_columns
 from fedbench.metrics import (
     RULES,
@@ -145,13 +145,16 @@ class Run:
         `scored/...` has the sources of the scored models for `predict`, if these are others.
 
         Raises:
-            FedbenchError: the run did not keep them.
+            FedbenchError: the run did not keep them, or their file is damaged.
         """
         from fedbench.engine import checkpoint
 
         if not (self.folder / MODEL).is_file():
             raise FedbenchError(f"{self.folder} stored no models; run it again with save_models=true and force=true")
-        return checkpoint.read_checkpoint(self.folder / MODEL)[0]
+        try:
+            return checkpoint.read_checkpoint(self.folder / MODEL)[0]
+        except CheckpointError as error:
+            raise files_of(self.folder).damaged(MODEL, "it is not as it was written") from error
 
     @cached_property
     def _scored_models(self) -> ScoredModels:
@@ -209,7 +212,7 @@ class Run:
         name = f"acc_on_{test_set}"
         if name not in self.rounds[0]:
             scored = [key.removeprefix("acc_on_") for key in self.rounds[0] if key.startswith("acc_on_")]
-            raise unknown("test set", test_set, scored)
+            raise UnknownName(f"{self.folder} has no scores on the test set '{test_set}', only on {', '.join(scored)}")
         return [float(row[name] or "nan") / 100 for row in self.rounds]
 
     def _lines(self) -> list[tuple[str, str]]:

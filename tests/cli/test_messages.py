@@ -252,12 +252,15 @@ def test_what_an_image_loses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Image.new("RGB", (400, 10), (50, 0, 0)).save(folder / "a" / "long.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 255)).save(folder / "a" / "opaque.png")
     Image.new("RGBA", (32, 32), (9, 9, 9, 0)).save(folder / "b" / "clear.png")
-    squeezed, transparent, classes = said_of(ImageFolder(path=str(folder)), caplog)
+    for name, most in (("dark", 4095), ("deep", 4096)):  # of 16 bits
+        Image.fromarray(np.full((32, 32), most, np.uint16)).save(folder / "b" / f"{name}.png")
+    squeezed, transparent, dark, classes = said_of(ImageFolder(path=str(folder)), caplog)
     assert classes.endswith("classes 0 to 1 are the labels a, b")
     for said, file in ((squeezed, "a/long.png"), (transparent, "b/clear.png")):
-        assert f"pictures: 1 of 13 images, the first {file}, are " in said
+        assert f"pictures: 1 of 15 images, the first {file}, are " in said
     assert "squeezed" in squeezed
     assert "transparent" in transparent
+    assert "1 of 15 images, the first b/dark.png, have 16 bits, of which the upper eight are read, and no grey" in dark
 
 
 # ---- what is printed

@@ -62,6 +62,12 @@ def test_what_an_option_is_not_is_told_in_a_line(words: list[str], capsys: pytes
     assert said.count("\n") == 1
 
 
+def test_an_option_that_a_board_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the board, which is given."""
+    assert program.main(["leaderboard", "board=mini", "--check"]) == 2
+    assert capsys.readouterr().err.startswith("error: '--check' is no KEY=VALUE; see ")
+
+
 @pytest.mark.parametrize(
     ("words", "near"),
     [

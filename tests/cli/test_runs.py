@@ -206,8 +206,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "fedavg" in capsys.readouterr().out
     assert program.main(["tta", str(tmp_path), "--reference", "40"]) == 2
     assert "no finished run" in capsys.readouterr().err
-    assert program.main(["tta", str(folder), "--reference", "40", "--set", "globl"]) == 2
-    assert "local" in capsys.readouterr().err
+    assert program.main(["tta", str(folder), "--reference", "40", "--set", "global"]) == 2
+    assert f"{folder} has no scores on the test set 'global', only on local" in capsys.readouterr().err
     for reference in ("101", "nan"):
         assert program.main(["tta", str(folder), "--reference", reference]) == 2
         assert "give an accuracy in percent, at most 100" in capsys.readouterr().err

@@ -282,7 +282,7 @@ SHORT = (
             ["protocol.unseen=6"],
             "protocol.unseen=6 holds out all 6 clients of the partition; lower it, or add clients",
         ),
-        (["protocol.unseen=2", "protocol.cohort=5"], "protocol.cohort=5 is more than the 4 clients"),
+        (["protocol.unseen=2", "protocol.cohort=5"], "protocol.cohort=5 is more than the 4 clients that rounds meet"),
         (["protocol.unseen=-1"], "protocol.unseen must be at least 0, got -1"),
     ],
 )

@@ -20,6 +20,7 @@ from fedbench.config import groups
 from fedbench.core.errors import ConfigError, FedbenchError, warn_once
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.runs.config import from_plain
+from fedbench.runs.run import Run
 from tests.helpers.runs import interrupt_after
 from tests.helpers.tiers import tiered
 
@@ -216,6 +217,13 @@ def test_pixels_in_other_units_are_told(tmp_path: Path, caplog: pytest.LogCaptur
     assert "x holds nothing above 1" not in caplog.text
     run.predict(0, pixels / 255)
     assert "x holds nothing above 1, the data up to 255; give x in the data's units" in caplog.text
+
+
+def test_damaged_models_are_no_checkpoint_that_may_be_deleted(tmp_path: Path) -> None:
+    """A finished run is shown, with or without models; only without its folder is it made again."""
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(FedbenchError, match=r"model.safetensors is damaged \(.*; make the run again after: rm -r "):
+        _ = Run(tmp_path).models
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(self.place) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said8", files)
+        return source_key(f"{self.name}{self.variant}-said9", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])

@@ -232,6 +232,8 @@ def test_a_filled_table_is_drawn() -> None:
         (["/nowhere/at/all"], "holds no finished run"),
         ([".", "format=svg"], "nearest: formats"),
         ([".", "formats=bmp"], "unknown format"),
+        ([".", "out="], "'out=' has no value; give one or leave it out"),
+        ([".", "--out", "x"], "unknown option '--out'; nearest: out"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(
