@@ -22,7 +22,7 @@ from fedbench.runs.run import flat
 ROOT = Path(__file__).parents[1]
 # The budget is raised only by who says what comes. Methods are a catalogue: each is a file, and they may be long only
 # on average as the papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_549, 139, 140, 4_101
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 31_550, 139, 140, 4_101
 PAGES, PAGE_LINES = 12, 1_189  # of docs/, written by hand
 # What a reader remembers: classes outside methods/, options of all runs, types that docs/architecture.md passes.
 CLASSES, OPTIONS, CONCEPTS = 284, 77, 8

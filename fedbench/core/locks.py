@@ -81,7 +81,8 @@ class FolderLock:
                 self._take(tries - 1)
                 return
             if error.errno not in NO_LOCKS or self._by_presence:
-                link = "it is a symbolic link; remove it" if self._path.is_symlink() else f"{error.strerror}; choose another runs_dir"
+                link = f"{error.strerror}; choose another runs_dir"
+                link = "it is a symbolic link; remove it" if self._path.is_symlink() else link
                 nowhere = next((each for each in self._path.parents if each.is_symlink() and not each.exists()), None)
                 if nowhere:
                     link = f"{nowhere} is a link to {nowhere.readlink()}, where there is nothing; remove it"
