@@ -67,7 +67,7 @@ def test_an_axis_that_is_not_set_is_refused_before_the_runs(
         ("sweep.y=acc_on_common", "sweep.y=acc_on_common is in no run; add protocol.test.sets=common"),
         ("sweep.y=acc_unseen_5", "sweep.y=acc_unseen_5 is in no run; add protocol.unseen=1"),
         ("sweep.y=ipr reference=none", "sweep.y=ipr is in no run; add reference=local"),
-        ("sweep.y=null", "sweep (y): Incompatible value 'None'"),
+        ("sweep.y=null", "sweep (y): Incompatible value null"),
         ("sweep.figure=pie", "unknown sweep.figure 'pie'"),
         (
             "sweep.figure=heatmap",
