@@ -501,8 +501,8 @@ def boards(presets: Sequence[str]) -> list[Any]:
             whole = [line.row for line in table.lines if len(line.scores) == len(table.seeds)]
             for line in table.lines:
                 if line.row.partition(" ")[0] in presets:
-                    shown = standings.cells(line, board.board["references"], len(table.seeds))
-                    cells = dict(zip(standings.HEADINGS, shown, strict=True))
+                    own = standings.cells(line, board.board["references"], len(table.seeds))
+                    cells = dict(zip(standings.HEADINGS, own, strict=True))
                     place = f"{whole.index(line.row) + 1} of {len(whole)}" if line.row in whole else "lost seeds"
                     where = f"[{board.name}](../results/leaderboard/{board.name}/README.md), {table.label}"
                     lines.append([where, line.row, place, *(cells[name] for name in shown)])

@@ -81,7 +81,7 @@ class FolderLock:
                 self._take(tries - 1)
                 return
             if error.errno not in NO_LOCKS or self._by_presence:
-                link = f"{error.strerror}; choose another runs_dir"
+                link = f"{error.strerror}; choose another folder"
                 link = "it is a symbolic link; remove it" if self._path.is_symlink() else link
                 nowhere = next((each for each in self._path.parents if each.is_symlink() and not each.exists()), None)
                 if nowhere:

@@ -10,7 +10,7 @@ Deviations:
 - Logits are averaged over all samples after local training. The paper averages them during training.
 - FAug, the other half of the paper, is left out, as in those benchmarks. It needs a shared generator of samples.
 - The latest logits of clients that are not in the cohort count too.
-- Traffic counts a row for every class.
+- Traffic counts a row for every class. Benchmarks send those of a client's own classes.
 
 Batch normalisation: statistics are the client's own, as its model is. Uploaded logits are computed in evaluation mode.
 """

@@ -12,7 +12,7 @@ Deviations:
 - A mean is over all samples of a class. The code averages the means of mini-batches.
 - Clients of one architecture begin with one network, and all with one header. In the code each of its five networks has
   a header of its own, and in round 1 clients of one architecture train the same network one after the other.
-- Traffic counts a row for every class.
+- Traffic counts a row for every class. The code sends those of a client's own classes.
 - The server's steps are plain SGD, without the code's clipping. HtFLlib takes 100 epochs of mini-batches of 10 pairs.
 
 Batch normalisation: statistics are the client's own, as its extractor is. Uploads are computed in evaluation mode.

@@ -13,7 +13,7 @@ Deviations:
 - Features have the networks' own width. The code pools them to one width.
 - Prototypes are of the trained model. The code computes them before it saves that model, so from the one of the round
   before.
-- Traffic counts a row for every class.
+- Traffic counts a row for every class. The code sends those of a client's own classes.
 
 Batch normalisation: as in FedProto, statistics are the client's own, and prototypes are computed in evaluation mode.
 """

@@ -8,7 +8,7 @@ FedCollab's comparison does not state k. The default is its number of client typ
 Deviations:
 - Averages are weighted by size, as in FedAvg.
 - A client is scored by the model that it would take now. The code for CIFAR chooses it by the test loss.
-- The models are drawn once. That code draws them again until each is chosen by 10 % of the clients (35 % with k = 2).
+- The models are drawn once. That code draws them again until 10 % of the clients or more choose each (35 % with k = 2).
 - The paper's gradient averaging, and layers that all k models share (its FEMNIST), are not here.
 
 Batch normalisation: each of the k models has its own statistics. Losses are compared in evaluation mode.

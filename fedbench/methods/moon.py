@@ -8,7 +8,7 @@ initial model, so in round 1 l_con is the constant log 2.
 Deviations:
 - z is the input of the classifier layer. The paper puts a two-layer projection head before it; benchmarks that compare
   models of a given shape leave it out, as the code does with `use_project_head 0`.
-- In the code a client's previous model is at first a draw of its own, so l_con changes its first round.
+- In the code l_con is 0 in round 1, and a client that is first drawn later meets a random model of its own.
 
 Batch normalisation: running statistics are shared. The two reference models use their own and move none.
 """

@@ -15,7 +15,7 @@ and u what an honest client would upload. By `attack` an attacker uploads
 
 Deviations:
 - All rules count clients alike, except mean and geometric.
-- Weiszfeld's steps go on to convergence. RFA's code takes at most four.
+- There are 200 steps of Weiszfeld. RFA's code takes at most four.
 - Attackers are scored as all others: their test samples and what they tune before scoring are honest. So are clients
   that no round met.
 

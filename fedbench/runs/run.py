@@ -154,7 +154,7 @@ class Run:
         try:
             return checkpoint.read_checkpoint(self.folder / MODEL)[0]
         except CheckpointError as error:
-            raise files_of(self.folder).damaged(MODEL, "it is not as it was written") from error
+            raise files_of(self.folder).damaged(MODEL, str(error.__cause__ or "its checksum does not match")) from error
 
     @cached_property
     def _scored_models(self) -> ScoredModels:

@@ -67,7 +67,7 @@ def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
     with (
         contextlib.nullcontext()
         if ends
-        else pytest.raises(FedbenchError, match=r"^cannot lock .*: No such file.*; choose another runs_dir$")
+        else pytest.raises(FedbenchError, match=r"^cannot lock .*: No such file.*; choose another folder$")
     ):
         locks.FolderLock(folder).acquire()
     assert len(removed) == (3 if ends else locks.TRIES)
